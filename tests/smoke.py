@@ -108,6 +108,9 @@ def in_files(folder: Path) -> None:
     assert made["a"][1, 0] == 1
     back = {"a": treepack.unstack("layers/*"), "b": sources["b"]}
     treepack.save(folder / "model.safetensors", made, rename=back)
+    mapping = treepack.Mapping({"a": ("layers.{l}", "m -> l m")})
+    treepack.save(folder / "mapped.safetensors", made, mapping=mapping)
+    assert treepack.load(folder / "mapped.safetensors", mapping=mapping)["a"].shape == (2, 2)
     assert treepack.load(folder / "model.safetensors")["layers"]["1"][0] == 1
     calls: list[int] = []
     calls: list[int] = []

@@ -13,7 +13,8 @@ PACKAGE = ROOT / "python" / "treepack"
 ROOMS = [
     *("_src.printable", "errors", "_src.paths", "_src.dtypes", "_src.elsewhere", "_src.options"),
     *("_src.tasks", "_src.forks", "_src.interop", "_src.formats.__init__", "_src.storage"),
-    *("_src.pytree", "_src.registry", "_src.restore", "_src.hooks", "_src.checkpoint"),
+    *("_src.pytree", "_src.registry", "_src.restore", "_src.hooks", "_src.mapping"),
+    "_src.checkpoint",
     *(
         "_src.saving",
         "_src.formats",

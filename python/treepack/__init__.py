@@ -20,6 +20,7 @@ from treepack._src.api.streams import read_stream, write_stream
 from treepack._src.api.structure import abstract, is_checkpoint, read_metadata
 from treepack._src.checkpoint.file import File, Tree, open
 from treepack._src.checkpoint.info import Info
+from treepack._src.checkpoint.mapped import Mapping
 from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.checkpoint.sources import stack, transpose, unstack
 from treepack._src.checkpoint.verify import Verification, verify
@@ -40,7 +41,7 @@ core.set_hooks(hooks, errors)
 del core, hooks
 
 for _public in (
-    *(File, Tree, Info, LazyArray, LoadedExported, Report, Saving, Verification),
+    *(File, Tree, Info, LazyArray, LoadedExported, Mapping, Report, Saving, Verification),
     *(Keep, Publisher, Series, Subscriber),
 ):
     for _name, _hint in _public.__annotations__.items():
@@ -62,6 +63,7 @@ __all__ = [
     "Keep",
     "LazyArray",
     "LoadedExported",
+    "Mapping",
     "Progress",
     "Publisher",
     "Report",

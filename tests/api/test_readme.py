@@ -108,6 +108,8 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     Path("model.msgpack").write_bytes(flax.to_bytes(tree))
     layers = {f"layers.{at}.w": np.ones((2, 3), np.float32) for at in range(2)}
     safetensors.save_file(layers, "hf.safetensors")
+    rules = {"kernel": ("layers.{l}.w", "f m -> l m f")}
+    Path("rules.py").write_text(f"mapping = {rules}")
     safetensors.save_file({"conv.weight": np.ones((4, 3, 2, 2))}, "torch.safetensors")
     Path("cut.treepack").write_bytes(Path("model.treepack").read_bytes()[:-100])
     shell = "".join(code for text in TEXTS.values() for _, code in blocks("sh", text))

@@ -100,6 +100,13 @@ def files(folder: Path) -> None:
     assert made["a"].shape == (1, 2, 3)
     back = {"a": treepack.unstack("layers/*", transpose=True)}
     treepack.save(folder / "hub", made, format="safetensors", max_shard_size="5GB", rename=back)
+    mapping = treepack.Mapping({"a": ("layers.{l}", "m n -> l n m")}, rest="same", m=3)
+    again: dict[str, jax.Array] = treepack.load(path, {"a": made["a"]}, mapping=mapping)
+    assert again["a"].shape == (1, 2, 3)
+    mapping.check({"a": made["a"], "w": jnp.ones((2, 3))}, path)
+    with treepack.open(path, mapping=mapping) as mapped:
+        assert treepack.abstract(path, mapping=mapping)["a"].shape == mapped["a"].shape
+    treepack.save(folder / "hub", again, format="safetensors", mapping=mapping)
     treepack.save(path, tree, select=["**"])
     treepack.save(path, tree, metadata={"step": 1}, compress=True, level=1, progress=progress)
     # With a target the result has its type.

@@ -119,6 +119,11 @@ def open_all(case: Case) -> Leaves:
         return {tuple(path.split("/")): plain(leaf) for path, leaf in file.leaves()}
 
 
+def open_mapped(case: Case) -> Leaves:
+    with treepack.open(case.argument, mapping={"a/w": ("a/w", "x y")}, **case.options) as file:
+        return {tuple(path.split("/")): plain(leaf) for path, leaf in file.leaves()}
+
+
 def open_slice(case: Case) -> None:
     with opened(case) as file:
         rows = np.asarray(file["a/w"][3:5, 7])
@@ -228,6 +233,7 @@ VERBS: dict[str, Verb] = {
     "load into a template": Verb(load_template, READ),
     "load a selection": Verb(load_selected, READ, is_partial=True),
     "open": Verb(open_all, ANY, is_partial=True),
+    "open, mapped": Verb(open_mapped, READ, is_partial=True),
     "open and slice": Verb(open_slice, ANY, is_partial=True),
     "open, salvaging": Verb(salvage, READ, verifies=True, is_partial=True),
     "abstract": Verb(abstract, READ, is_partial=True),

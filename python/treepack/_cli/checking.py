@@ -55,7 +55,7 @@ def verify(
         if report.newer is not None:
             output.line(f"{shown(file)}: not checked: {report.newer}", "yellow")
             continue
-        counts = Counter(report.leaves.values())
+        counts: Counter[str] = Counter(report.leaves.values())
         texts = [f"{counts[key]} {key}" for key in _STATUSES if counts[key]]
         is_checked = not counts["unchecked"]
         style = "red" if not report.ok else "green" if is_checked else "yellow"

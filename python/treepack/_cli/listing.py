@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 
 import treepack
-from treepack._cli import output, piped, runs, values
+from treepack._cli import maps, output, piped, runs, values
+from treepack._cli.maps import MAP
 from treepack._src import formats
 from treepack._src.api.anything import open_anything
 from treepack._src.checkpoint.info import size_text
@@ -73,11 +74,23 @@ def flag(name: str, effect: str) -> Any:
 
 
 def opened(
-    source: str, max_size: int | None, sep: str | None = None, base: str | None = None
+    source: str,
+    max_size: int | None,
+    sep: str | None = None,
+    base: str | None = None,
+    mapping: str | None = None,
 ) -> treepack.File:
     """Opens a file of any format."""
+    rules = None if mapping is None else maps.named(mapping)
     with output.bar("decompress") as progress:
-        return open_anything(source, separator=sep, max_size=max_size, base=base, progress=progress)
+        return open_anything(
+            source,
+            separator=sep,
+            max_size=max_size,
+            base=base,
+            mapping=rules,
+            progress=progress,
+        )
 
 
 def ls(
@@ -93,6 +106,7 @@ def ls(
     ] = False,
     sep: SEP = None,
     max_size: MAX_SIZE = None,
+    mapping: MAP = None,
     prefix: Annotated[
         str | None,
         typer.Option(
@@ -109,10 +123,10 @@ def ls(
     if nan:
         _list_nan(file, path, max_size, as_json=as_json)
         return
-    if path == "." and (run := run_at(file, prefix)) is not None:
+    if path == "." and mapping is None and (run := run_at(file, prefix)) is not None:
         runs.show(file, run, as_json=as_json)
         return
-    with opened(file, max_size, sep) as found:
+    with opened(file, max_size, sep, mapping=mapping) as found:
         try:
             info = found.info(path)
         except treepack.MissingPathError as error:

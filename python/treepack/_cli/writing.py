@@ -11,6 +11,7 @@ import typer
 import treepack
 from treepack._cli import output, piped
 from treepack._cli.listing import ANY_FILE, FILE, MAX_SIZE, PATH, SEP, flag, opened
+from treepack._cli.maps import MAP
 from treepack._src import formats
 from treepack._src.checkpoint.info import size_text
 from treepack._src.saving.copying import Copy
@@ -80,6 +81,7 @@ def convert(
     stack: Annotated[Texts, _repeated("PATH=PATTERN", STACK)] = None,
     unstack: Annotated[Texts, _repeated("PATH=PATTERN", UNSTACK)] = None,
     transpose: Annotated[Texts, _repeated("PATH[=AXES]", TRANSPOSE)] = None,
+    mapping: MAP = None,
     base: Annotated[
         str | None,
         typer.Option(
@@ -101,7 +103,7 @@ def convert(
     .treepack and .safetensors keep the metadata. Files may be larger than
     memory.
     """
-    with opened(source, max_size, sep, base) as file:
+    with opened(source, max_size, sep, base, mapping) as file:
         copy = Copy.of(file).chosen(select or None, skip or None)
         copy = copy.rearranged(
             rename=_pairs("--rename", rename),

@@ -186,10 +186,11 @@ def check_compress(compress: Compress, level: int | None) -> None:
 
 def check_iterator(saved: Saved, *, background: bool) -> None:
     """Raises a ValueError for options that require a whole tree instead of an iterator."""
-    for name in ("select", "exclude"):
+    for name in ("select", "exclude", "mapping"):
         if getattr(saved, name) is not None:
             raise ValueError(
                 f"{name}= requires a tree: let the iterator yield only the leaves to save"
+                f"{', with their paths in the file' * (name == 'mapping')}"
             )
     if background or saved.sharded:
         raise ValueError(
@@ -333,6 +334,7 @@ class Saved(_Options):
     metadata: Any = None
     static: Static = "skip-code"
     select: Any = None
+    mapping: Any = None
     exclude: Any = None
     dtype: Any = None
     own: Callable[[], Any] | None = None
@@ -470,6 +472,7 @@ class Selection(_Options):
     select: Any = None
     exclude: Any = None
     rename: Any = None
+    mapping: Any = None
     missing: Missing = "error"
     mismatched: Mismatched = "error"
     unexpected: Unexpected | None = None
@@ -545,6 +548,7 @@ class SaveOptions(FileOptions, total=False):
     step: int | None
     timeout: float
     select: Any
+    mapping: Any
     exclude: Any
     dtype: Any
     base: Any
@@ -584,6 +588,7 @@ class ChoiceOptions(ReadOptions, total=False):
     select: Any
     exclude: Any
     rename: Any
+    mapping: Any
     missing: Missing
     mismatched: Mismatched
     unexpected: Unexpected | None

@@ -17,7 +17,7 @@ import treepack._core as core
 from treepack._src import formats
 from treepack._src import paths as _paths
 from treepack._src.api.streams import read_stream
-from treepack._src.checkpoint.file import File, open, place_of
+from treepack._src.checkpoint.file import File, in_layout, open, place_of
 from treepack._src.checkpoint.laid import layout_of
 from treepack._src.checkpoint.reader import Reader
 from treepack._src.formats import SEPARATOR
@@ -46,6 +46,7 @@ def open_anything(
     separator: str | None = None,
     max_size: int | None = None,
     base: str | None = None,
+    mapping: Any = None,
     progress: Progress = None,
 ) -> File:
     """Opens a file of any format.
@@ -55,8 +56,19 @@ def open_anything(
       separator: The separator between the keys in names of arrays, unless it is the usual one.
       max_size: See `treepack.open`.
       base: The base of a patch, unless it is beside it.
+      mapping: See `treepack.open`.
       progress: See `treepack.save`; for files that are read whole.
     """
+    file = _opened(source, separator, max_size, base, progress)
+    if mapping is None:
+        return file
+    with naming(source):
+        return in_layout(file, mapping)
+
+
+def _opened(
+    source: str, separator: str, max_size: int | None, base: str | None, progress: Progress
+) -> File:
     given, source = source, resolved(source)
     with naming(given):
         check_name(given)

@@ -12,11 +12,12 @@ import numpy as np
 
 from treepack._src import dtypes as _dtypes
 from treepack._src.api.bytes import dumps
-from treepack._src.checkpoint.file import Tree, open, place_of
+from treepack._src.checkpoint.file import Tree, in_layout, open, place_of
 from treepack._src.checkpoint.info import count_text, kind_text
 from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.checkpoint.statistics import as_floats, has_numbers, native_blocks
 from treepack._src.elsewhere import advised
+from treepack._src.mapping.leaves import outlined
 from treepack._src.paths import Room, join, parts, text
 from treepack._src.printable import MOST_ROWS, path_end, printable
 from treepack._src.pytree.prng import is_key, key_text, unwrap
@@ -106,7 +107,13 @@ def _row(difference: Difference) -> str:
 
 @advised
 def diff(
-    one: Any, other: Any, *, rtol: float = 0.0, atol: float = 0.0, stats: bool = False
+    one: Any,
+    other: Any,
+    *,
+    rtol: float = 0.0,
+    atol: float = 0.0,
+    stats: bool = False,
+    mapping: Any = None,
 ) -> Differences:
     """Compares names, shapes, dtypes, values and static data of two checkpoints or trees.
 
@@ -119,6 +126,8 @@ def diff(
       rtol: The relative tolerance for values.
       atol: The absolute tolerance for values.
       stats: Whether to compute norms, changes and NaNs of each module; see `Differences.modules`.
+      mapping: A `Mapping`, or its rules, by which `one` is read, as a tree of the layout of
+        `other`.
 
     Returns:
       A list of the differences.
@@ -130,7 +139,10 @@ def diff(
         w: values, 1 element, by 0.5 at most, relative 1
     """
     with _opened(one) as left, _opened(other) as right:
-        ours, theirs = dict(left.leaves()), dict(right.leaves())
+        theirs = dict(right.leaves())
+        if mapping is not None:
+            left = in_layout(left, mapping, {path: outlined(leaf) for path, leaf in theirs.items()})
+        ours = dict(left.leaves())
         differences = Differences()
         paths = dict.fromkeys([*ours, *theirs])
         for path in paths:

@@ -10,14 +10,16 @@ from typing import Any, Literal, Unpack, overload
 
 from treepack._src import formats
 from treepack._src.api.streams import spooled
-from treepack._src.checkpoint.file import File, Tree, place_of
+from treepack._src.checkpoint.file import File, Tree, in_layout, place_of
 from treepack._src.checkpoint.load import load_part, restore_described
+from treepack._src.checkpoint.mapped import Mapping as Weights
 from treepack._src.checkpoint.opening import open_reader
 from treepack._src.checkpoint.placement import sharing
 from treepack._src.checkpoint.reader import Place
 from treepack._src.checkpoint.select import chosen
 from treepack._src.checkpoint.sharded import unless_replaced
-from treepack._src.formats import Format, Leaves, Write
+from treepack._src.formats import SEPARATOR, Format, Leaves, Write
+from treepack._src.formats.named import named, nested
 from treepack._src.options import (
     Export,
     LoadOptions,
@@ -41,6 +43,7 @@ from treepack._src.saving.copying import Copy
 from treepack._src.saving.directory import interrupted
 from treepack._src.saving.layers import renamed
 from treepack._src.saving.layout import base_of, file_layout, state_layout
+from treepack._src.saving.mapped import mapped_leaves
 from treepack._src.saving.sharded import ShardedWrite, is_distributed
 from treepack._src.storage.content import Openable, content_of, downloaded, is_source
 from treepack._src.storage.naming import filename_of, naming
@@ -57,7 +60,7 @@ from treepack._src.storage.place import (
     resolved_beside,
 )
 from treepack._src.storage.write import save_layout
-from treepack.errors import DecodeError
+from treepack.errors import DecodeError, TreepackError
 
 
 @overload
@@ -133,6 +136,9 @@ def save(
         `load(static=...)` supplies it again. Other data that cannot be stored, including the data
         of callables, are an error. `"skip"` leaves these out, too, except arrays, also of other
         libraries. `"error"` leaves out nothing.
+      mapping: A `Mapping` of the file's layout to that of the tree, or its rules: the tree is saved
+        in the layout of the file, each tensor made when it is written. Keys of the file are divided
+        at dots.
       select: The leaves to save, such as `"**/lora_*"`, in the form that `select` of `load` takes.
         Containers that lose children become dicts. `load(path, target, missing="target")` takes the
         other leaves from a target.
@@ -217,6 +223,8 @@ def save(
         check_iterator(saved, background=background)
     else:
         tree = chosen(tree, saved.select, saved.exclude)
+        if saved.mapping is not None:
+            tree = _mapped(tree, saved, snapshot=background)
     if format is not None:
         return _saved(format, place, tree, saved, export, options, background=background)
     check_suffix(place)
@@ -285,6 +293,18 @@ def _saved(
     return run(place, together, options.get("progress"), background=background)
 
 
+def _mapped(tree: Any, saved: Saved, *, snapshot: bool) -> Any:
+    """Returns a tree in the layout of the file."""
+    if saved.sharded or is_distributed(tree):
+        raise TreepackError(
+            "mapping= is for trees that one process saves to files of its own: save without it, "
+            "and convert the checkpoint, or gather the arrays, as by "
+            "jax.experimental.multihost_utils.process_allgather"
+        )
+    leaves = mapped_leaves(tree, saved.mapping, snapshot=snapshot)
+    return nested(named(leaves, SEPARATOR), SEPARATOR)
+
+
 def _export(
     format: Format,
     place: Any,
@@ -317,6 +337,9 @@ def _copy(
         format.check(place, export, options)
     else:
         check_suffix(place)
+    if saved.mapping is not None and isinstance(source, Tree):
+        with naming(place_of(source).reader.given):
+            source = in_layout(source, Weights.of(saved.mapping).inverse())
     copy = source if isinstance(source, Copy) else Copy.of(source)
     with copy.reading():
         copy = copy.chosen(saved.select, saved.exclude).cast(saved.dtype)
@@ -420,6 +443,10 @@ def load(
         (one without a match is a warning, all without are an error); or a function of paths. With
         `stack` and `transpose`, a path in the target comes first, as in
         `{"*/kernel": transpose("*/w")}`. `select` and errors use the new paths.
+      mapping: A `Mapping`, or its rules by paths of the tree, by which the file is loaded as a tree
+        of another layout: `{"head/kernel": ("lm_head.weight", "v m -> m v")}`. All other options
+        mean this tree. Tensors without a rule are ignored, unless `unexpected="error"`. Without a
+        target, containers are dicts, and arrays NumPy's.
       missing: Whether leaves of the target that the file lacks are an error, or stay unchanged
         (`"target"`). `None` in the file, as of `equinox.filter`, and empty nodes, as of
         `optax.masked`, count as missing. An error if they are `ShapeDtypeStruct`s; a warning if

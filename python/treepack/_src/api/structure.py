@@ -28,6 +28,7 @@ def abstract(
     unknown: Unknown = "error",
     containers: Containers = "saved",
     static: Any = None,
+    mapping: Any = None,
     max_size: int | None = None,
     storage_options: StorageOptions = None,
 ) -> Any:
@@ -43,6 +44,7 @@ def abstract(
       unknown: See `load`.
       containers: See `load`.
       static: See `load`.
+      mapping: See `open`.
       max_size: See `load`.
       storage_options: See `save`.
 
@@ -59,7 +61,7 @@ def abstract(
     """
     check("unknown", unknown)
     source = resolved(path_or_data, storage_options)
-    with naming(source), _opened(source, max_size) as file:
+    with naming(source), _opened(source, max_size, mapping=mapping) as file:
         return file.abstract(unknown=unknown, containers=containers, static=static)
 
 
@@ -153,9 +155,12 @@ def is_checkpoint(path_or_data: Openable, *, storage_options: StorageOptions = N
         return False
 
 
-def _opened(path_or_data: Openable, max_size: int | None, unknown: Unknown = "error") -> File:
+def _opened(
+    path_or_data: Openable, max_size: int | None, unknown: Unknown = "error", mapping: Any = None
+) -> File:
     """Opens a file or data; inflates gzip without an index."""
     try:
-        return open(path_or_data, max_size=max_size, unknown=unknown)
+        return open(path_or_data, max_size=max_size, unknown=unknown, mapping=mapping)
     except (GzipError, GzipTruncatedError):
-        return open(content_of(path_or_data, Opening(max_size=max_size)), unknown=unknown)
+        content = content_of(path_or_data, Opening(max_size=max_size))
+        return open(content, unknown=unknown, mapping=mapping)

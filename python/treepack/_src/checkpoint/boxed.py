@@ -93,8 +93,16 @@ class BoxedArray(LazyArray):
         """Reads the elements of a box to an array."""
         copy(self._read(box), target, threads=threads)
 
+    def view(self) -> np.ndarray | None:
+        """Returns `None`: it has no bytes of its own in a file."""
+        return None
+
     def ranges(self, bounds: Bounds) -> Iterator[tuple[Blocks, Range]]:
         """Yields nothing: `_read` fetches the ranges of a box."""
+        return iter(())
+
+    def ahead(self, index: Sequence[slice]) -> Iterator[tuple[Blocks, Range]]:
+        """Yields the ranges of remote files that reading a box needs, for boxes read together."""
         return iter(())
 
     def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
@@ -116,6 +124,10 @@ class _Cast(BoxedArray):
     def begin(self, index: Sequence[slice]) -> None:
         """Begins to read a box in the background, if a library reads the file (Orbax)."""
         self._array.begin(index)
+
+    def ahead(self, index: Sequence[slice]) -> Iterator[tuple[Blocks, Range]]:
+        """Yields the ranges of remote files that reading a box needs."""
+        return self._array.ahead(index)
 
     def _read(self, box: Sequence[range]) -> np.ndarray:
         array = aligned(tuple(map(len, box)), self.dtype)

@@ -128,7 +128,7 @@ class Box:
         self, threads: int | None = None, stopped: Event | None = None, *, align: int = 1
     ) -> np.ndarray:
         """Returns its elements: a view of a file where possible, if its address is aligned."""
-        view = self._view() if self._is_view and self.array.reader.is_local else None
+        view = self.view()
         if view is not None and view.ctypes.data % align == 0:
             return view
         if self.memory is None:
@@ -138,7 +138,10 @@ class Box:
         self.read_to(elements, threads, stopped)
         return elements
 
-    def _view(self) -> np.ndarray | None:
+    def view(self) -> np.ndarray | None:
+        """Returns its elements as a view of a file; `None` if they must be read."""
+        if not (self._is_view and self.array.reader.is_local):
+            return None
         [(number, value, local)] = self.places()
         try:
             whole = self.array.leaf_of(number, value).__array__(copy=False)
@@ -320,6 +323,17 @@ class ShardedArray(BoxedArray):
     def plan(self, index: Sequence[slice], *, in_place: bool = True) -> Box:
         """Plans a box to be read later; with `in_place`, as a view of its file if possible."""
         return Box(self, self._ranges(index), in_place=in_place)
+
+    def view(self) -> np.ndarray | None:
+        """Returns the array in place, if one shard is all of it; `None` if it must be read."""
+        with naming(self.reader.given):
+            return self.plan([slice(None)] * self.ndim).view()
+
+    def ranges(self, bounds: Bounds) -> Iterator[tuple[Blocks, Range]]:
+        """Yields the ranges of remote files that a box needs; see `LazyArray.ranges`."""
+        if not self.reader.is_local:
+            box = [range(start, start + count * step, step) for start, count, step in bounds]
+            yield from ranges_of([Box(self, box, in_place=False)])
 
     def shards_in(self, box: Sequence[range]) -> core.ShardBox:
         """Returns the position of a box in the shards."""

@@ -105,6 +105,7 @@ class _Casts:
 def cast_items(items: Iterable[Item], threads: int | None, *, overflow: bool) -> None:
     """Casts floats and integers to the dtypes of the template."""
     work = _Casts(threads, overflow)
+    tied: dict[Any, tuple[Any, Any]] = {}  # lazy arrays that several leaves share
     for item in items:
         expected, actual = signature(item.target), signature(item.leaf)
         if (
@@ -115,7 +116,10 @@ def cast_items(items: Iterable[Item], threads: int | None, *, overflow: bool) ->
             or expected.kind not in ("float", "int")
         ):
             continue
-        item.leaf = _cast(item.leaf, expected.dtype, work, item.path)
+        key = id(item.leaf), expected.dtype
+        if key not in tied:
+            tied[key] = item.leaf, _cast(item.leaf, expected.dtype, work, item.path)
+        item.leaf = tied[key][1]
     work.run()
 
 

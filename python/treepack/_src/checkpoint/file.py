@@ -14,10 +14,13 @@ from treepack._src import formats
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.info import Info, count_text, levels, size_text, totals
 from treepack._src.checkpoint.load import load_part
+from treepack._src.checkpoint.mapped import MappedReader, faulty
+from treepack._src.checkpoint.mapped import Mapping as Weights
 from treepack._src.checkpoint.opening import open_reader
 from treepack._src.checkpoint.placement import sharing
 from treepack._src.checkpoint.reader import SALVAGE_ADVICE, Place, Reader, dtype_and_shape
 from treepack._src.elsewhere import Hinting
+from treepack._src.mapping.leaves import Leaf
 from treepack._src.options import (
     Containers,
     PartOptions,
@@ -443,7 +446,7 @@ class File(Tree):
           UnregisteredTypeError: If a type in it is not registered; with `unknown="dict"` of `open`,
             it becomes a dict.
         """
-        record = self._catalog.record
+        record = self._place.reader.metadata_record
         if record is None:
             return None
         with naming(self._place.reader.given):
@@ -539,6 +542,7 @@ def open(
     mmap: bool = True,
     max_size: int | None = None,
     unknown: Unknown = "error",
+    mapping: Any = None,
     storage_options: StorageOptions = None,
 ) -> File:
     """Opens a file to inspect it and to read parts of it.
@@ -559,6 +563,8 @@ def open(
       unknown: Whether values of unregistered types in `metadata` are an error when it is read, or
         become dicts (`"dict"`): of their fields, or of the name of the type and the parts of the
         value.
+      mapping: A `Mapping`, or its rules, by which the file is read as a tree of another layout. Its
+        containers are dicts, and its arrays are assembled when they are used.
       storage_options: See `save`.
 
     Returns:
@@ -591,7 +597,26 @@ def open(
         reader = open_reader(
             source, salvage="alone" if salvage else False, mmap=mmap, max_size=max_size
         )
-        return File(reader, unknown)
+        file = File(reader, unknown)
+        return file if mapping is None else in_layout(file, mapping)
     except Exception as error:
         name_file(error, source)
         raise
+
+
+def in_layout(tree: Tree, mapping: Any, template: Mapping[str, Leaf] | None = None) -> File:
+    """Returns an open file, or a part of it, in the layout of a `Mapping`.
+
+    Args:
+      tree: The file.
+      mapping: The mapping, or its rules.
+      template: The leaves of a tree of that layout, for the sizes of axes.
+
+    Raises:
+      TreepackError: If the mapping does not fit the file.
+    """
+    reader = MappedReader(tree._place, Weights.of(mapping), template)
+    # Whatever the template has, and the file lacks, is a difference, not a fault of the mapping.
+    if faults := [fault for fault in reader.plan.faults if not fault.is_missing]:
+        raise faulty(faults)
+    return File(reader, getattr(tree, "_unknown", "error"))

@@ -14,6 +14,7 @@ import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.casting import cast_floats
+from treepack._src.checkpoint.mapped import MappedReader, faulty, mapped
 from treepack._src.checkpoint.placement import converter
 from treepack._src.checkpoint.reader import Place, StayLazy
 from treepack._src.checkpoint.replicas import Together
@@ -51,21 +52,27 @@ def load_part(
     reading.check(target)
     check_is_tree(target)
     selection.check(target)
+    if selection.mapping is not None:
+        place = Place(mapped(place, selection.mapping, target), 0, [])
     separator = place.reader.separator
     if separator and selection.rename is None and _is_flat(target, separator):
         selection = dataclasses.replace(selection, rename=_by_name(target, separator))
     if selection.on_corrupt == "skip":
         place = place._replace(reader=place.reader.salvaging())
     choice = _choose(place, target, selection, reading)
+    if isinstance(place.reader, MappedReader):
+        choice = choice._replace(selector=_fitting(place.reader, choice.selector, selection))
     if target is not None:
         choice = _without_unfit(place, target, choice, selection)
     keeps = target is not None and "target" in (selection.missing, selection.mismatched)
     partial = Coverage(
         choice.selector.means,
         selection.missing == "target" or choice.is_cut,
-        {None: None, "ignore": True, "error": False}[selection.unexpected],
+        {None: place.reader.is_mapped or None, "ignore": True, "error": False}[
+            selection.unexpected
+        ],
         notes=selection.return_report or keeps,
-        renames=choice.renamed is not None,
+        renames=choice.renamed is not None or place.reader.is_mapped,
     )
     partial.skipped.update(choice.corrupt, choice.mismatched)
     convert = converter(reading, may_change=place.reader.may_change, group=group)
@@ -91,6 +98,24 @@ def load_part(
             partial.warn_of_unlike()
         report = partial.report(choice.corrupt, choice.unverified)
     return (loaded, report) if selection.return_report else loaded
+
+
+def _fitting(reader: MappedReader, selector: Selector, selection: Selection) -> Selector:
+    """Returns the selection without leaves that a mapping leaves out.
+
+    Raises:
+      TreepackError: If the mapping cannot make selected leaves.
+    """
+    lacks = selection.missing == "error"
+    faults = [
+        fault
+        for fault in reader.plan.faults
+        if selector.means(fault.path) and (lacks or not fault.is_missing)
+    ]
+    if faults:
+        raise faulty(faults)
+    left = reader.left_out()
+    return selector.without(Selector(left.__contains__)) if left else selector
 
 
 def _is_flat(target: Any, separator: str) -> bool:
@@ -155,7 +180,9 @@ def _restored(
                         partial=partial,
                         convert=convert,
                     )
-        record = None if whole is None else (whole, place.positions())
+        record = None
+        if whole is not None and not place.reader.is_mapped:
+            record = whole, place.positions()
         state = place.reader.read(place, reading, choice.marks, stays)
     return restore_tree(
         target,
@@ -229,7 +256,7 @@ def _choose(place: Place, target: Any, selection: Selection, reading: Reading) -
     if corrupt:
         values = range(catalog.values) if marks is None else marks.values
         marks = catalog.mark(set(values) - corrupt.keys())
-    is_cut = selection.on_corrupt == "skip" and catalog.damage is not None
+    is_cut = selection.on_corrupt == "skip" and place.reader.is_cut
     bad, lost = ([*dict.fromkeys(paths.values())] for paths in (corrupt, unverified))
     return _Choice(selector, marks, renamed, arrays, bad, lost, is_cut)
 

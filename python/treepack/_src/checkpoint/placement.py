@@ -167,6 +167,8 @@ def _place(
 ) -> None:
     """Places the leaves that become JAX arrays on devices."""
     placed: list[Item] = []
+    ties: dict[int, Item] = {}  # by the array in the file
+    twins: list[tuple[Item, Item]] = []
     of_numpy = where is not None or reading.arrays == "jax"
     for item in items:
         item.leaf = number_to_array(item.target, item.leaf)
@@ -177,6 +179,12 @@ def _place(
         recorded = fitting(item.place, array.shape)
         item.place = _place_of(item.path, target, array, where, recorded, is_jax)
         if is_jax or reading.arrays == "jax" or item.place is not None:
+            if isinstance(item.leaf, LazyArray):
+                tied = ties.setdefault(id(item.leaf), item)
+                is_twin = tied.place == item.place and _is_weak(tied) == _is_weak(item)
+                if tied is not item and is_twin:
+                    twins.append((item, tied))
+                    continue
             same = held.get(str(item.path)) if held else None
             if same is not None and _is_like(same, item):
                 item.leaf = same
@@ -206,6 +214,8 @@ def _place(
                         f"{on_device.dtype.name}: set jax_enable_x64, or load with {remedy}"
                     )
                 item.leaf, item.boxes = _jax.weak(on_device) if _is_weak(item) else on_device, {}
+    for item, tied in twins:
+        item.leaf = tied.leaf
 
 
 def device_leaves(base: Any, paths: Sequence[str]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from treepack._src.printable import Completing
 from treepack._src.restore.compare import Signature, described
 from treepack._src.restore.report import ABSENT
 from treepack._src.storage.content import Openable, Opened, open_parts
-from treepack._src.storage.deferred import Deferred
+from treepack._src.storage.deferred import Deferred, boxes_of
 from treepack._src.storage.fetch import Blocks, Range, fetching, joined
 from treepack._src.storage.naming import filename_of, name_file, naming
 from treepack._src.storage.place import absolute
@@ -80,6 +80,7 @@ class Reader:
       is_patch: Whether the file is a patch, which was joined with its base.
       separator: The text between the keys in the names of leaves; `None` if they have paths.
       has_types: Whether the format has the types of containers.
+      is_mapped: Whether leaves have other paths and layouts than in the file.
       salvages: Whether it opens damaged files, and reads only their intact leaves.
     """
 
@@ -88,6 +89,7 @@ class Reader:
     is_patch: bool = False
     separator: str | None = None
     has_types = True
+    is_mapped = False
     bytes_after = _AHEAD_BYTES
     base: Any = None
 
@@ -156,9 +158,19 @@ class Reader:
         return self._damage or self.catalog.damage
 
     @property
+    def is_cut(self) -> bool:
+        """Whether leaves may be missing because of damage."""
+        return self.catalog.damage is not None
+
+    @property
     def is_summed(self) -> bool:
         """Whether the file has checksums."""
         return self.catalog.is_summed
+
+    @property
+    def metadata_record(self) -> bytes | None:
+        """The record that has the metadata, or `None`."""
+        return self.catalog.record
 
     def unverified(self) -> list[int]:
         """Returns the leaves of a damaged file of which it has no checksums."""
@@ -569,6 +581,15 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
         inside = [(data + first, min(stop, data + last)) for first, last in offsets]
         yield from self.reader.stored(joined([(start, max(data, start + 1)), *inside], near))
 
+    def view(self) -> np.ndarray | None:
+        """Returns the array in place, as a view of its mapped file; `None` if it must be read."""
+        if not self.reader.is_local:
+            return None
+        try:
+            return self.reader.catalog.read(self.value, copy=False, threads=None)  # type: ignore[no-any-return]
+        except ValueError:  # reading it tells what is wrong, if anything
+            return None
+
     def begin(self, index: Sequence[slice]) -> None:
         """Begins to read a box in the background, if a library reads the file (Orbax)."""
 
@@ -676,29 +697,6 @@ def bounds_of(box: Iterable[range]) -> Bounds:
     return [
         (part.start if part else 0, len(part), part.step if len(part) > 1 else 1) for part in box
     ]
-
-
-def boxes_of(shape: tuple[int, ...], start: int, stop: int) -> Iterator[tuple[range, ...]]:
-    """Yields the boxes of a range of the elements of an array, counted in C order."""
-    if start >= stop:
-        return
-    if not shape:
-        yield ()
-        return
-    size = math.prod(shape[1:])
-    first, last = -(-start // size), stop // size
-
-    def part(row: int, start: int, stop: int) -> Iterator[tuple[range, ...]]:
-        for box in boxes_of(shape[1:], start - row * size, stop - row * size):
-            yield range(row, row + 1), *box
-
-    if first > last:
-        yield from part(last, start, stop)
-        return
-    yield from part(first - 1, start, first * size)
-    if first < last:
-        yield range(first, last), *map(range, shape[1:])
-    yield from part(last, last * size, stop)
 
 
 def box_of(index: Any, shape: tuple[int, ...]) -> tuple[list[range], tuple[Any, ...]] | None:

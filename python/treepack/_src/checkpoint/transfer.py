@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import treepack._core as core
+from treepack._src.checkpoint.boxed import BoxedArray
 from treepack._src.checkpoint.boxes import Box, ranges_of, reading
 from treepack._src.checkpoint.casting import Item, index_key
 from treepack._src.checkpoint.reader import LazyArray
@@ -65,7 +66,10 @@ def transfer(
                 for index in parts_of(item):
                     item.leaf.begin(index)
         boxes = [box for item in batch for box in item.boxes.values()]
-        with fetching(ranges_of(boxes)), reading(boxes, core.thread_count(threads)) as read:
+        others = [item for item in batch if isinstance(item.leaf, BoxedArray) and not item.boxes]
+        more = (each for it in others for index in parts_of(it) for each in it.leaf.ahead(index))
+        wanted = itertools.chain(ranges_of(boxes), more)
+        with fetching(wanted), reading(boxes, core.thread_count(threads)) as read:
             if together is not None and items[0].replicas is not None:
                 placed = spread(together, batch, read)
             elif _is_split(place):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import abc
 from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from typing import NamedTuple
 
@@ -103,7 +104,7 @@ class Verification(NamedTuple):
       (True, {'step': 'ok'}, None)
     """
 
-    leaves: Mapping[str, Status]
+    leaves: abc.Mapping[str, Status]  # `treepack.Mapping` hides the name in the public module
     damage: str | None
     newer: str | None = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -105,6 +105,29 @@ class Held(Computed):
 def elements_of(array: Any) -> core.Content:
     """Returns the elements of an array in C order as bytes, which are read when they are used."""
     return core.Content.laid(core.lay_raw(b"", [array], snapshot=False), [])
+
+
+def boxes_of(shape: tuple[int, ...], start: int, stop: int) -> Iterator[tuple[range, ...]]:
+    """Yields the boxes of a range of the elements of an array, counted in C order."""
+    if start >= stop:
+        return
+    if not shape:
+        yield ()
+        return
+    size = math.prod(shape[1:])
+    first, last = -(-start // size), stop // size
+
+    def part(row: int, start: int, stop: int) -> Iterator[tuple[range, ...]]:
+        for box in boxes_of(shape[1:], start - row * size, stop - row * size):
+            yield range(row, row + 1), *box
+
+    if first > last:
+        yield from part(last, start, stop)
+        return
+    yield from part(first - 1, start, first * size)
+    if first < last:
+        yield range(first, last), *map(range, shape[1:])
+    yield from part(last, last * size, stop)
 
 
 class InContent(Deferred):

@@ -1,0 +1,497 @@
+"""Checkpoints in another layout: a reader over a reader, by the rules of a `Mapping`.
+
+    rules, headers of the file, template ──plan──▶ assemblies ──▶ layout ──▶ catalog, as of any file
+    box of an array ──assembly──▶ boxes of its sources ──read or viewed──▶ their places in the box
+
+So all that reads an open file (placing, casting, selecting) reads a mapped one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Mapping as Dict
+from typing import Any, Literal
+
+import numpy as np
+
+import treepack._core as core
+from treepack._src import dtypes as _dtypes
+from treepack._src import paths as _paths
+from treepack._src.checkpoint.boxed import BoxedArray, aligned
+from treepack._src.checkpoint.laid import layout_of
+from treepack._src.checkpoint.moving import RowBlocks, Source, fill, steps
+from treepack._src.checkpoint.opening import open_reader
+from treepack._src.checkpoint.reader import (
+    LazyArray,
+    Place,
+    Reader,
+    StayLazy,
+    Verified,
+    dtype_and_shape,
+)
+from treepack._src.checkpoint.select import similar
+from treepack._src.mapping.leaves import Leaf, outline
+from treepack._src.mapping.plan import Fault, Made, Plan, Planner
+from treepack._src.mapping.rules import Rule, rule_of, sizes_of
+from treepack._src.options import Reading, Status, Tell, no_choice
+from treepack._src.printable import printable
+from treepack._src.storage.content import Openable, Opened
+from treepack._src.storage.deferred import Computed
+from treepack._src.storage.fetch import Blocks, Range
+from treepack._src.storage.naming import naming
+from treepack._src.storage.place import resolved
+from treepack.errors import NewerVersionError, TreepackError
+
+Rest = Literal["same", "error", "skip"]
+"""How leaves without a rule are treated."""
+
+Rules = Dict[Any, Any] | Callable[[str], Any]
+"""Rules by the paths of the tree, or a function of these paths."""
+
+
+class Mapping:
+    """The weights of one layout in another, both ways: for `load`, `open`, `abstract` and `save`.
+
+    A rule has paths in the tree, paths in the file, and the axes of both, in the notation of
+    einops. Each device reads just the boxes that it needs.
+
+    | rule | meaning |
+    |---|---|
+    | `"head/kernel": ("lm_head.weight", "v m -> m v")` | axes of the file, then of the tree |
+    | `"attn/q": ("q.weight", "(h d) m -> m h d")` | sizes from shapes or keywords |
+    | `"norm": ("layers.{l}.norm.weight", "m -> l m")` | an index of the file: stacked |
+    | `"layers/{l}/scale": "layers.{l}.norm.weight"` | one rule for each |
+    | `{l:0..12}`, `{l:0..24:2}`, `{l:1..}` | the numbers of an index, without the end |
+    | `"mlp": (("gate", "up"), "f m -> n f m", {"along": "n"})` | several as one |
+    | `"params/backbone": "params/encoder"` | other names for all leaves below |
+
+    Without a range, numbers are 0, 1, … without a gap. `1` is a unit axis, `...` all other ones.
+
+    Options of a rule, as a third value:
+
+    * `along`: the axis along which several arrays are one; each may lack it, as one index.
+    * `pad`: the sizes of axes of the tree that are longer, filled with zeros: `{"v": 1024}`. `save`
+      leaves out the indices beyond the file's size, a keyword, whatever they hold.
+    * `scale`, `add`: a factor and then a sum, computed in float32.
+    * `dtype`: the dtype of the result: float32, bfloat16 or float16.
+    * `scales`, `block`: the path of factors in the file for blocks of the last two dimensions, as
+      of float8 weights. The result has `dtype`, or that of the template, or float32. For rows, a
+      block is `(1, columns)`.
+    * `inexact`: allows `save` to round, where `scale` or `add` require it.
+
+    Args:
+      rules: The rules by paths of the tree, or tuples of them; or a function that returns the rule
+        for the path of a leaf of the tree, or `None`.
+      rest: Whether leaves without a rule have the same path in the file, are an error, or are left
+        out: the target's stay, and `save` does not write them.
+      sizes: The sizes of axes that no shape tells; of the axis of `along` also a tuple.
+
+    Raises:
+      ValueError: If a rule has a mistake; it names the rule, and the position in it.
+      TypeError: If it is no rule.
+
+    Examples:
+      >>> import numpy as np, treepack
+      >>> file = {f"layers.{l}.q.weight": np.full((8, 6), l, np.float32) for l in range(4)}
+      >>> heads = treepack.Mapping({"q": ("layers.{l}.q.weight", "(h d) m -> l m h d")}, h=2)
+      >>> with treepack.open(treepack.dumps(file), mapping=heads) as tree:
+      ...     tree["q"].shape, tree["q"][3, :2, 1]
+      ((4, 6, 2, 4), array([[3., 3., 3., 3.],
+             [3., 3., 3., 3.]], dtype=float32))
+    """
+
+    def __init__(self, rules: Rules, *, rest: Rest = "same", **sizes: int | tuple[int, ...]):
+        if rest not in ("same", "error", "skip"):
+            raise no_choice("rest", rest, ("same", "error", "skip"))
+        self._function = None
+        self._is_inverse = False
+        self._rules: tuple[Rule, ...] = ()
+        if isinstance(rules, Dict):
+            self._rules = tuple(rule_of(path, rule) for path, rule in rules.items())
+        elif callable(rules):
+            self._function = rules
+        else:
+            raise TypeError(
+                "mapping= takes a treepack.Mapping, a dict of rules such as {'head/kernel': "
+                f"('lm_head.weight', 'v m -> m v')}}, or a function of paths, got {rules!r:.100}"
+            )
+        self._sizes = sizes_of(sizes, self._rules) if self._function is None else {**sizes}
+        self.rest: Rest = rest
+
+    @classmethod
+    def of(cls, mapping: Any) -> Mapping:
+        """Returns a mapping of `mapping=`: a mapping, or its rules."""
+        return mapping if isinstance(mapping, Mapping) else cls(mapping)
+
+    def __repr__(self) -> str:
+        count = "a function" if self._function is not None else f"{len(self._rules)} rules"
+        return f"treepack.Mapping({count}{', inverse' * self._is_inverse})"
+
+    def inverse(self) -> Mapping:
+        """Returns the mapping in the other direction, which reads trees in the layout of files.
+
+        Raises:
+          ValueError: If a rule has no inverse, or would round elements.
+        """
+        inverse = object.__new__(type(self))
+        inverse.__dict__.update(self.__dict__)
+        inverse._is_inverse = not self._is_inverse
+        if self._function is None:
+            inverse._rules = tuple(rule.inverse() for rule in self._rules)
+        return inverse
+
+    def check(self, target: Any, source: Openable) -> None:
+        """Checks that a file fits the rules and a target; reads headers only.
+
+        Args:
+          target: A template, as for `load`.
+          source: A file, as for `open`.
+
+        Raises:
+          TreepackError: A ValueError that lists all leaves without a tensor, tensors without a
+            rule, gaps in indices and sizes that disagree.
+        """
+        source = resolved(source)
+        with naming(source), contextlib.closing(open_reader(source)) as reader:
+            mapped = MappedReader(Place(reader, 0, []), self, outline(target))
+            there, faults = mapped.there or {}, [*mapped.plan.faults]
+            known = {*mapped.outcome, *(fault.path for fault in faults)}
+            lost = [path for path in there if path not in known]
+            faults += [Fault(path, "the file has no such leaf") for path in lost]
+            for path, made in mapped.plan.made.items():
+                shape = made.assembly.result.shape
+                if path in there and there[path].shape != shape:
+                    text = f"the target has {[*there[path].shape]}, the rule makes {[*shape]}"
+                    faults.append(Fault(path, f"{text}; {made.rule.text}"))
+            unused = [new for new in mapped.plan.same if new not in there]
+            faults += [Fault(path, "no rule takes it") for path in unused]
+            if faults:
+                raise faulty(faults)
+
+    def plan(self, here: Dict[str, Leaf], there: Dict[str, Leaf] | None) -> Plan:
+        """Applies the rules; see `Planner`.
+
+        Raises:
+          TreepackError: If there are rules, and none has a match.
+        """
+        rules = self._rules
+        if self._function is not None:
+            rules = self._called(here if self._is_inverse else there)
+        plan = Planner(rules, self._sizes, here, there).plan(self.rest)
+        if plan.unused and len(plan.unused) == len(rules) and here:
+            rule = plan.unused[0]
+            near = similar(rule.here.patterns[0].text.replace(".", "/"), here)
+            where = "file" if rule.here.is_file else "tree"
+            raise TreepackError(f"{rule.text} matches nothing in the {where}{near}")
+        return plan
+
+    def _called(self, paths: Iterable[str] | None) -> tuple[Rule, ...]:
+        """Returns the rules that a function returns for the paths of the tree."""
+        if paths is None:
+            raise TreepackError(
+                "a function of paths as mapping= needs a target, whose paths it takes: pass one, "
+                "or a dict of rules"
+            )
+        assert self._function is not None
+        rules = []
+        for path in paths:
+            rule = self._function(path)
+            if rule is not None:
+                parsed = rule_of(path, rule, is_literal=True)
+                rules.append(parsed.inverse() if self._is_inverse else parsed)
+        return tuple(rules)
+
+
+def faulty(faults: Sequence[Fault]) -> TreepackError:
+    """Returns the error that lists all faults of a mapping."""
+    lines = "".join(f"\n  {printable(str(fault))}" for fault in faults)
+    leaves = "1 leaf" if len(faults) == 1 else f"{len(faults)} leaves"
+    return TreepackError(f"the mapping does not fit {leaves}:{lines}")
+
+
+class MappedArray(BoxedArray):
+    """An array that a rule makes of arrays in a file."""
+
+    def __init__(self, reader: MappedReader, value: int, parts: list[str], kind: Any, made: Made):
+        super().__init__(reader, value, parts, kind)
+        self._made = made
+        self._blocks: RowBlocks | None = None
+        inner = made.assembly.parts[0].order
+        order = made.assembly.result.order
+        stacked = [axis for axis, _ in made.assembly.stacked]
+        first = next(iter([*stacked, *inner]), None)
+        groups = made.assembly.result.groups
+        self.outer = (
+            next((at for at, group in enumerate(groups) if first in group), 0) if order else 0
+        )
+
+    def _source(self, number: int) -> Source:
+        reader: Any = self.reader
+        return reader.source(self._made, number)  # type: ignore[no-any-return]
+
+    def _read(self, box: Sequence[range]) -> np.ndarray:
+        """Returns the elements of a box, in memory that JAX on CPU can use in place."""
+        elements = aligned(tuple(map(len, box)), self.dtype)
+        self.read_to(box, elements)
+        return elements
+
+    def read_to(
+        self, box: Sequence[range], target: np.ndarray, *, threads: int | None = None
+    ) -> None:
+        """Reads the elements of a box, each source to its place in the target."""
+        with naming(self.reader.given):
+            fill(self._made, self._source, box, target, path=self.path, threads=threads)
+
+    def flat_range(self, start: int, stop: int) -> np.ndarray:
+        """Reads a range of elements, counted in C order."""
+        if not self.shape or start >= stop:
+            return super().flat_range(start, stop)
+        if self._blocks is None:
+            self._blocks = RowBlocks(self._read, self.shape, self.nbytes)
+        return self._blocks.take(start, stop)
+
+    def ahead(self, index: Sequence[slice]) -> Iterator[tuple[Blocks, Range]]:
+        """Yields the ranges of remote files that reading a box needs."""
+        if self.reader.is_local or 0 in self.shape:
+            return
+        box = [range(*part.indices(size)) for part, size in zip(index, self.shape, strict=True)]
+        # Places without memory: nothing is moved.
+        places = np.broadcast_to(np.empty((), self.dtype), [*map(len, box)])
+        for step in steps(self._made, self._source, box, places):
+            yield from step.ahead()
+
+
+class MappedReader(Reader):
+    """A part of an open file in another layout.
+
+    Attributes:
+      plan: The plan of its leaves.
+      there: The leaves of the template by their paths, if there is one.
+      outcome: By path, an array that is made, or the path of a leaf in the file.
+    """
+
+    is_one_file = has_types = False
+    is_mapped = True
+
+    def __init__(self, place: Place, mapping: Mapping, there: Dict[str, Leaf] | None):
+        """Reads headers, and leaves other than arrays.
+
+        Args:
+          place: The part of the file.
+          mapping: The rules.
+          there: The leaves of a template by their paths, or `None`.
+
+        Raises:
+          TreepackError: If no rule has a match.
+        """
+        inner = place.reader
+        if inner.catalog.is_newer:
+            raise NewerVersionError(str(inner.catalog.damage))
+        self._place, self._mapping, self.there = place, mapping, there
+        self._factors: dict[str, np.ndarray] = {}
+        self._values = dict(_paths.Room().all(place.catalog.ends(place.value)))
+        here = {path: self._leaf_of(value) for path, value in self._values.items()}
+        self.plan = mapping.plan(here, self.there)
+        if inner.salvages and inner.damage is not None:
+            self.plan.faults.clear()  # leaves are lost with their tensors
+        self.outcome: dict[str, Made | str] = {**self.plan.same, **self.plan.made}
+        tree: dict[str, Any] = {}
+        for path, made in [*self.outcome.items()]:
+            leaf = self._stand_in(path, made, here)
+            if leaf is _UNREADABLE:
+                del self.outcome[path]
+            elif path == _paths.ROOT and len(self.outcome) == 1:
+                tree = leaf
+            else:
+                _paths.put(tree, _paths.parts(path), leaf)
+        content = core.Content.laid(layout_of(tree, None), [])
+        opened = Opened(content, nbytes=inner.nbytes)
+        super().__init__(inner.given, opened, salvage=False)
+        self.given, self.may_change = inner.given, inner.may_change
+        self.inflated, self.is_patch = inner.inflated, inner.is_patch
+        self.is_local, self.salvages = inner.is_local, inner.salvages
+        self.format = inner.format
+
+    def _leaf_of(self, value: int) -> Leaf:
+        """Returns the shape and dtype of a leaf in the file."""
+        catalog = self._place.catalog
+        if catalog.children(value) is not None:
+            return Leaf((), None)
+        kind = catalog.leaf(value)[1]
+        if kind[0] != "array":
+            return Leaf((), None)
+        name, shape = dtype_and_shape(kind)
+        return Leaf(tuple(shape), _dtypes.resolve(name.encode()))
+
+    def _stand_in(self, path: str, made: Made | str, here: Dict[str, Leaf]) -> Any:
+        """Returns the stand-in of a leaf in the layout."""
+        if isinstance(made, Made):
+            rule, dtype = made.rule, made.dtype
+            if rule.dtype is not None:
+                dtype = rule.dtype
+            elif rule.scales is not None:
+                wanted = (self.there or {}).get(path, Leaf((), None)).dtype
+                is_float = wanted is not None and _dtypes.is_float(wanted)
+                dtype = wanted if wanted is not None and is_float else np.dtype(np.float32)
+            return _StandIn(made.assembly.result.shape, dtype)
+        shape, own = here[made]
+        if own is not None:
+            return _StandIn(shape, own)
+        value = self._values[made]
+        children = self._place.catalog.children(value)
+        if children is not None:
+            return [] if self._place.catalog.is_list(value) else {}
+        kind = self._place.catalog.leaf(value)[1]
+        if kind[0] == "array":  # of a dtype that NumPy lacks
+            return _UNREADABLE
+        return self._place.reader.leaf(value, [*self._place.parts, *_paths.parts(made)])
+
+    def _inner(self, path: str) -> tuple[int, list[str]]:
+        """Returns the value and the parts of a leaf in the file."""
+        return self._values[path], [*self._place.parts, *_paths.parts(path)]
+
+    def source(self, made: Made, number: int) -> Source:
+        """Returns a source of an array."""
+        array = self._place.reader.leaf(*self._inner(made.assembly.paths[number]))
+        if not made.scales:
+            return Source(array)
+        return Source(array, functools.partial(self._scales, made.scales[number]))
+
+    def _scales(self, path: str) -> np.ndarray:
+        if path not in self._factors:
+            self._factors[path] = np.asarray(self._place.reader.leaf(*self._inner(path)))
+        return self._factors[path]
+
+    def array(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> LazyArray:
+        """Returns a `LazyArray`; of a leaf with another name only, that of the file."""
+        made = self.outcome[_paths.text(parts)] if kind[0] == "array" else None
+        if isinstance(made, Made):
+            return MappedArray(self, value, parts, kind, made)
+        if made is None:  # the data of a PRNG key
+            return super().array(value, parts, kind)
+        leaf: LazyArray = self._place.reader.leaf(*self._inner(made))
+        return leaf
+
+    def read(
+        self, place: Place, reading: Reading, marks: core.Marks | None, stays: StayLazy | None
+    ) -> Any:
+        """Reads the state at a place, with `ABSENT` for unmarked leaves.
+
+        Arrays that go to devices, or are cast, stay lazy: each device reads its part. Equal arrays
+        of the same tensors, as of tied weights, are one.
+        """
+        lazy: dict[Any, LazyArray] = {}
+        loaded: dict[Any, np.ndarray] = {}
+
+        def waits(parts: list[str]) -> bool:
+            if reading.arrays != "numpy" and (
+                reading.everywhere if stays is None else stays(parts)
+            ):
+                return True
+            return reading.casts
+
+        def leaf(value: int, parts: list[str]) -> Any:
+            saved = self.leaf(value, parts)
+            if not isinstance(saved, LazyArray):
+                return saved
+            made = self.outcome[_paths.text(parts)]
+            tie = made if isinstance(made, str) else made.tie
+            if waits(parts[len(place.parts) :]):
+                return lazy.setdefault(tie, saved)
+            if tie not in loaded:
+                loaded[tie] = saved.__array__(copy=reading.copy)
+            return loaded[tie]
+
+        return place.state(leaf, marks)
+
+    def _sources_of(self, value: int) -> list[int]:
+        """Returns the values in the file that a leaf is made of."""
+        made = self.outcome.get(self.catalog.path_of(value, 0))
+        if made is None:
+            return []
+        paths = [made] if isinstance(made, str) else [*made.assembly.paths, *made.scales]
+        return [self._values[path] for path in paths]
+
+    def compare(self, value: int, parts: list[str]) -> None:
+        """Compares the sources of a leaf with their checksums."""
+        for inner in self._sources_of(value):
+            self._place.reader.compare(inner, parts)
+
+    def verify(self, *, threads: int | None, progress: Tell | None) -> Verified:
+        """Compares the file with its checksums; a leaf is as its worst source."""
+        statuses, damage = self._place.reader.verify(threads=threads, progress=progress)
+        worst: dict[int, Status] = {}
+        for value in self.catalog.leaf_values(0):
+            inner = {statuses.get(source, "ok") for source in self._sources_of(value)}
+            worst[value] = next((each for each in _WORST if each in inner), "ok")
+        return worst, damage
+
+    def unverified(self) -> list[int]:
+        """Returns the leaves of a damaged file of which it lacks checksums."""
+        inner = {*self._place.reader.unverified()}
+        values = self.catalog.leaf_values(0) if inner else []
+        return [value for value in values if not inner.isdisjoint(self._sources_of(value))]
+
+    @property
+    def damage(self) -> str | None:
+        """A description of the damage outside of leaves; see `Reader.damage`."""
+        return self._place.reader.damage
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether leaves may be missing because of damage."""
+        return self._place.reader.is_cut
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether the file has checksums."""
+        return self._place.reader.is_summed
+
+    @property
+    def metadata_record(self) -> bytes | None:
+        """The record that has the metadata of the file."""
+        return self._place.reader.metadata_record
+
+    def salvaging(self) -> Reader:
+        """Returns a reader of the same file with its intact leaves."""
+        if self.salvages:
+            return self
+        place = self._place._replace(reader=self._place.reader.salvaging())
+        return type(self)(place, self._mapping, self.there)
+
+    def left_out(self) -> set[str]:
+        """Returns the leaves of the template that stay because no rule makes them."""
+        if self._mapping.rest != "skip":
+            return set()
+        return {*(self.there or ())} - {*self.outcome, *(fault.path for fault in self.plan.faults)}
+
+    def remember(self) -> None:
+        """From now on, checks that bytes do not change between two reads."""
+        self._place.reader.remember()
+
+    def close(self) -> None:
+        """Closes the file."""
+        super().close()
+        self._place.reader.close()
+
+    def __reduce__(self) -> Any:
+        return type(self), (self._place, self._mapping, self.there)
+
+
+_UNREADABLE = object()
+
+_WORST: tuple[Status, ...] = ("corrupt", "unreadable", "unchecked")
+
+
+class _StandIn(Computed):
+    """An array in the layout, which the catalog describes; its elements are read elsewhere."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]):
+        super().__init__(shape, dtype, lambda start, stop: np.zeros(stop - start, dtype))
+
+
+def mapped(place: Place, mapping: Any, target: Any = None) -> MappedReader:
+    """Returns a reader of a part of an open file in another layout; see `Mapping`."""
+    return MappedReader(place, Mapping.of(mapping), outline(target))

@@ -1,0 +1,204 @@
+"""Moves boxes of sources to their places in a box of the array that a rule makes.
+
+box ──▶ pieces of sources ──▶ windows ──viewed or read──▶ moved, or computed
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from treepack._src import dtypes as _dtypes
+from treepack._src.checkpoint.boxed import copy
+from treepack._src.checkpoint.reader import bounds_of
+from treepack._src.mapping.boxes import Part, box_of, joined, windows
+from treepack._src.mapping.plan import Made
+from treepack._src.mapping.pointwise import apply
+from treepack._src.storage.fetch import Blocks, Range, fetching
+
+WINDOW_BYTES = 32 << 20
+"""The maximum number of bytes that are read, or made contiguous, before they are moved."""
+
+BLOCK_BYTES = 128 << 20
+"""The approximate size of the blocks of rows in which an array is copied."""
+
+
+class Source(NamedTuple):
+    """An array of which others are made.
+
+    Attributes:
+      array: A `LazyArray`, or another array with its `view`, `ranges` and `read_to`.
+      scales: Returns the factors of its blocks.
+    """
+
+    array: Any
+    scales: Callable[[], np.ndarray | None] = lambda: None
+
+
+def fill(
+    made: Made,
+    source: Callable[[int], Source],
+    box: Sequence[range],
+    target: np.ndarray,
+    *,
+    path: str,
+    threads: int | None = None,
+) -> None:
+    """Reads a box of an array that a rule makes.
+
+    Args:
+      made: The array.
+      source: Returns a source by its number.
+      box: The indices in each dimension.
+      target: An array of the shape of the box, or a view of a part of one.
+      path: The path of the array, for errors.
+      threads: The maximum number of threads.
+    """
+    if target.size == 0:
+        return
+    if made.rule.pad:
+        target[...] = 0
+    listed = [*steps(made, source, box, target)]
+    with fetching(each for step in listed for each in step.ahead()):
+        for step in listed:
+            step.run(path, threads)
+
+
+def steps(
+    made: Made, source: Callable[[int], Source], box: Sequence[range], target: np.ndarray
+) -> Iterator[Step]:
+    """Yields the parts of sources that a box needs, each small enough to be moved at a time."""
+    most, itemsize = WINDOW_BYTES, made.dtype.itemsize
+    for piece in made.assembly.pieces(box, target):
+        one, part = source(piece.source), made.assembly.kind(piece.source)
+        view = one.array.view()
+        in_place = view is not None and made.rule.scales is None
+        for ranges, place in windows(piece, part, itemsize, most, in_place=in_place):
+            yield Step(made, one, part, view, ranges, place)
+
+
+class Step(NamedTuple):
+    """A part of a source, which is moved to its place; see `windows`."""
+
+    made: Made
+    source: Source
+    part: Part
+    view: np.ndarray | None
+    ranges: tuple[range, ...]
+    place: np.ndarray
+
+    def ahead(self) -> Iterator[tuple[Blocks, Range]]:
+        """Yields the ranges of a remote file that it will read."""
+        if self.view is None:
+            yield from self.source.array.ranges(bounds_of(box_of(self.part, self.ranges)))
+
+    def run(self, path: str, threads: int | None) -> None:
+        """Reads and moves it."""
+        rule, place = self.made.rule, self.place
+        shape = [*map(len, self.ranges)]
+        if self.view is None:
+            box = box_of(self.part, self.ranges)
+            direct = None if rule.is_pointwise else joined(place, self.part)
+            if direct is not None:
+                self.source.array.read_to(box, direct, threads=threads)
+                return
+            read = np.empty([*map(len, box)], self.made.dtype)
+            self.source.array.read_to(box, read, threads=threads)
+            elements = read.reshape(shape)
+        else:
+            lens = [size for group in self.part.lens for size in group]
+            index: tuple[Any, ...] = (
+                *(slice(each.start, each.stop, each.step) for each in self.ranges),
+                ...,
+            )
+            elements = self.view.reshape(lens)[index]
+        if not rule.is_pointwise:
+            copy(elements, place, threads=threads)
+            return
+        result = place if place.flags.c_contiguous else np.empty(place.shape, place.dtype)
+        if rule.scales is not None:
+            self._scaled(elements, result)
+        elif rule.scale is None and rule.add is None:
+            _dtypes.cast(elements, result, path)
+        else:
+            apply(elements, result, scale=rule.scale, add=rule.add)
+        if result is not place:
+            copy(result, place, threads=threads)
+
+    def _scaled(self, elements: np.ndarray, result: np.ndarray) -> None:
+        """Computes elements with factors of blocks, for each matrix."""
+        rule, scales = self.made.rule, self.source.scales()
+        assert scales is not None
+        assert rule.block is not None
+        *lead, rows, columns = box_of(self.part, self.ranges)
+        blocks = [
+            -(-size // each) for size, each in zip(self.part.shape[-2:], rule.block, strict=True)
+        ]
+        factors = scales.reshape(*self.part.shape[:-2], *blocks)
+        block = rule.block
+        index: list[Any] = []
+        for part, size in zip((rows, columns), block, strict=True):
+            if part.start % size or (part.step > 1 and len(part) > 1):
+                block = (1, 1)
+        for part, size in zip((rows, columns), rule.block, strict=True):
+            if block == (1, 1):
+                index.append(np.asarray(part) // size)
+            else:
+                index.append(np.arange(part.start // size, -(-part.stop // size)))
+        sizes = [len(rows), len(columns)]
+        sources = elements.reshape(-1, *sizes)
+        targets = result.reshape(-1, *sizes)
+        matrices = factors[tuple(np.ix_(*map(np.asarray, lead), *index))]
+        for one, matrix, other in zip(
+            sources, matrices.reshape(len(sources), *matrices.shape[-2:]), targets, strict=True
+        ):
+            apply(one, other, scale=rule.scale, add=rule.add, scales=matrix, block=block)
+
+
+class RowBlocks:
+    """The elements of an array in C order, which are read in blocks of rows.
+
+    A few elements of a transposed array lie in all of its source. So whole blocks are read, and
+    dropped after their last element was taken.
+    """
+
+    def __init__(
+        self, read: Callable[[list[range]], np.ndarray], shape: Sequence[int], nbytes: int
+    ):
+        """Takes a function that reads a box, and the shape and the size of the array."""
+        self._read, self._shape = read, shape
+        self._row = math.prod(shape[1:])
+        rows = max(1, BLOCK_BYTES * shape[0] // nbytes)
+        self._rows, self._block = rows, rows * self._row
+        # By the number of a block, its elements and how many of them are left to take.
+        self._held: dict[int, tuple[np.ndarray, int]] = {}
+        self._lock = threading.Lock()
+
+    def take(self, start: int, stop: int) -> np.ndarray:
+        """Returns a range of elements."""
+        parts = []
+        while start < stop:
+            number = start // self._block
+            first, last = start - number * self._block, stop - number * self._block
+            parts.append(self._from(number, first, min(last, self._block)))
+            start += parts[-1].size
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _from(self, number: int, start: int, stop: int) -> np.ndarray:
+        with self._lock:
+            if number not in self._held:
+                while len(self._held) > 1:  # threads take neighbours at the same time
+                    del self._held[next(iter(self._held))]
+                rows = range(number * self._rows, min((number + 1) * self._rows, self._shape[0]))
+                block = self._read([rows, *map(range, self._shape[1:])]).reshape(-1)
+                self._held[number] = block, block.size
+            block, left = self._held[number]
+            part = block[start:stop]
+            self._held[number] = block, left - part.size
+            if left <= part.size:
+                del self._held[number]
+        return part

@@ -1,0 +1,19 @@
+"""Rules between the layout of a file and that of a tree, without reading or writing.
+
+    rule ──parsed──▶ paths with indices, axes
+    rules, paths and shapes of one side ──▶ plan: an assembly of each array of the other side
+    assembly, box of its result ──▶ boxes of its sources, each with its place in the result
+
+Both directions are one: an inverse rule has its sides exchanged.
+
+| module | content |
+|---|---|
+| `axes` | the notation of axes |
+| `patterns` | paths with indices in braces |
+| `rules` | rules and their checks |
+| `leaves` | shapes and dtypes by path |
+| `boxes` | boxes of the result and of the sources |
+| `sizes` | the sizes of axes, from shapes and keywords |
+| `plan` | rules applied to the paths of one side |
+| `pointwise` | scales and additions |
+"""

@@ -1,0 +1,35 @@
+"""The shapes and dtypes of leaves by their paths: all that a plan knows of a template or tree."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from treepack._src import paths as _paths
+from treepack._src.mapping.sizes import Shape
+from treepack._src.pytree.state_dict import leaves_of
+from treepack._src.restore.compare import signature
+
+
+class Leaf(NamedTuple):
+    """An array; other leaves have no dtype."""
+
+    shape: Shape
+    dtype: np.dtype[Any] | None
+
+
+def outline(target: Any) -> dict[str, Leaf] | None:
+    """Returns the leaves of a template by their paths; `None` without one."""
+    if target is None:
+        return None
+    return {_paths.text(parts): outlined(leaf) for parts, leaf in leaves_of(target, ())}
+
+
+def outlined(leaf: Any) -> Leaf:
+    """Returns the shape and dtype of an array, also of an abstract one, or of another leaf."""
+    own = signature(leaf)
+    # Numbers have signatures as well, and typed PRNG keys dtypes of their own.
+    if own is None or not isinstance(getattr(leaf, "dtype", None), np.dtype):
+        return Leaf((), None)
+    return Leaf(own.shape, np.dtype(own.dtype).newbyteorder("="))

@@ -1,0 +1,126 @@
+"""Paths with indices in braces: `model.layers.{l}.up.weight`, `h.{l:0..24:2}.w`."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+
+from treepack._src import paths as _paths
+from treepack._src.mapping.axes import fault
+
+_INDEX = re.compile(r"\{([^\W\d]\w*)(?::(\d{1,9})\.\.(\d{1,9})?(?::(\d{1,9}))?)?\}")
+_DIGITS = re.compile(r"\d+")
+
+
+def plain(parts: Iterable[str]) -> str:
+    """Returns a path by which both sides are compared: dots and slashes are the same."""
+    return ".".join(parts).replace("/", ".")
+
+
+class Pattern:
+    """A path with indices, each of which is any text within one key.
+
+    Attributes:
+      text: The path as the caller wrote it.
+      indices: The names of its indices.
+      ranges: The numbers of the indices that have a range, by name; an open one ends late.
+    """
+
+    def __init__(self, text: str, *, is_literal: bool = False):
+        """With `is_literal`, braces are a part of the path.
+
+        Raises:
+          ValueError: If an index is not of the form `{l}`, `{l:0..12}`, `{l:0..24:2}` or `{l:1..}`.
+        """
+        self.text = text
+        self.ranges: dict[str, range] = {}
+        self._pieces: list[tuple[str, str | None]] = []
+        at = 0
+        for match in () if is_literal else _INDEX.finditer(text):
+            name, start, stop, step = match.groups()
+            self._pieces.append((text[at : match.start()], name))
+            at = match.end()
+            if start is not None:
+                numbers = range(int(start), int(stop or sys.maxsize), int(step or 1) or 1)
+                if step is not None and int(step) == 0:
+                    raise fault(text, match.start(), f"the step of {name} is 0: leave it out")
+                if not numbers or self.ranges.setdefault(name, numbers) != numbers:
+                    reason = "is empty: the end is excluded" if not numbers else "occurs twice"
+                    raise fault(text, match.start(), f"the range of {name} {reason}")
+        self._pieces.append((text[at:], None))
+        for literal, _ in () if is_literal else self._pieces:
+            if (brace := re.search(r"[{}]", literal)) is not None:
+                reason = "indices are {l}, {l:0..12}, {l:0..24:2} or {l:1..}"
+                raise fault(text, text.index(literal) + brace.start(), reason)
+        self.indices = tuple(dict.fromkeys(name for _, name in self._pieces if name is not None))
+        expression, skeleton, seen = "", "", set()
+        for literal, name in self._pieces:
+            key = literal if literal in ("", ".") else plain(_paths.parts(literal))
+            if text == _paths.ROOT:
+                key = ""
+            expression += re.escape(key)
+            skeleton += re.escape(_DIGITS.sub("#", key))
+            if name is not None:
+                expression += f"(?P={name})" if name in seen else f"(?P<{name}>[^.]+)"
+                skeleton += "[^.]+"
+                seen.add(name)
+        self._expression, self._skeleton = re.compile(expression), re.compile(skeleton)
+        beside = (f"{one}{{}}{other}" for (one, _), (other, _) in itertools.pairwise(self._pieces))
+        self._has_skeleton = not any(re.search(r"\d\{\}|\{\}\d", text) for text in beside)
+        self._is_root = expression == ""
+
+    def fill(self, values: Mapping[str, str]) -> str:
+        """Returns the path with these texts in place of its indices."""
+        return "".join(
+            literal + ("" if name is None else values[name]) for literal, name in self._pieces
+        )
+
+    def matches(
+        self, names: Names, *, above: bool = False
+    ) -> Iterator[tuple[dict[str, str], str, int]]:
+        """Yields the texts of the indices, the path and the length of the match of each leaf.
+
+        With `above`, the pattern may also be the path of a container of the leaf.
+        """
+        for skeleton, members in names.by_skeleton.items():
+            if self._has_skeleton and not _fits(self._skeleton, skeleton, above):
+                continue
+            for name in members:
+                if self._is_root and above:
+                    yield {}, names.paths[name], 0
+                elif (match := _fits(self._expression, name, above)) is not None:
+                    yield match.groupdict(), names.paths[name], match.end()
+
+
+def _fits(expression: re.Pattern[str], name: str, above: bool) -> re.Match[str] | None:
+    if not above:
+        return expression.fullmatch(name)
+    match = expression.match(name)
+    return match if match and name[match.end() : match.end() + 1] in ("", ".") else None
+
+
+class Names:
+    """The paths of the leaves on one side, by the form in which patterns find them.
+
+    Attributes:
+      paths: The paths by their plain form.
+      by_skeleton: The plain forms, by themselves with `#` in place of numbers.
+    """
+
+    def __init__(self, paths: Iterable[str]):
+        self.paths: dict[str, str] = {}
+        self.by_skeleton: dict[str, list[str]] = {}
+        for path in paths:
+            name = plain(_paths.parts(path))
+            if self.paths.setdefault(name, path) == path:
+                self.by_skeleton.setdefault(_DIGITS.sub("#", name), []).append(name)
+
+    def find(self, path: str) -> str | None:
+        """Returns the path of a leaf as this side has it, or `None`.
+
+        A variable of nnx means its value.
+        """
+        name = plain(_paths.parts(path))
+        return next((self.paths[it] for it in (name, f"{name}.value") if it in self.paths), None)

@@ -1,0 +1,489 @@
+"""Applies rules to the paths and shapes of one side.
+
+rules, leaves here ──matched──▶ groups of sources ──sizes──▶ an assembly of each leaf there
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from treepack._src import paths as _paths
+from treepack._src.mapping.boxes import Assembly, Part
+from treepack._src.mapping.leaves import Leaf
+from treepack._src.mapping.patterns import Names, Pattern, plain
+from treepack._src.mapping.rules import Rule, Side
+from treepack._src.mapping.sizes import Shape, SizesError, axis_of, expanded, part_of, solve
+
+
+class Made(NamedTuple):
+    """An array that a rule makes.
+
+    Attributes:
+      rule: The rule.
+      assembly: Its sources, and how they lie in it.
+      dtype: The dtype of the sources.
+      scales: The paths of the factors of the sources, or nothing.
+    """
+
+    rule: Rule
+    assembly: Assembly
+    dtype: np.dtype[Any]
+    scales: tuple[str, ...] = ()
+
+    @property
+    def tie(self) -> Any:
+        """Equal for arrays of the same elements."""
+        rule = self.rule
+        options = rule.scale, rule.add, rule.dtype, rule.block, tuple(rule.pad.items())
+        return self.assembly, options, self.scales
+
+
+class Fault(NamedTuple):
+    """A leaf that a rule cannot make.
+
+    Attributes:
+      path: The path of the leaf, or of the rule.
+      text: The reason.
+      is_missing: Whether its sources are not there, as opposed to a mistake.
+    """
+
+    path: str
+    text: str
+    is_missing: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.text}"
+
+
+class Plan(NamedTuple):
+    """The leaves of the other side, and those of this side that none needs.
+
+    Attributes:
+      made: The arrays that are assembled, by their paths there.
+      same: The leaves that only get other names, by their paths there: the paths here.
+      ties: Further arrays for paths that are in `made`, which must be equal to these.
+      faults: The leaves that cannot be made.
+      unused: The rules without a match.
+      left: The paths here that no rule takes.
+    """
+
+    made: dict[str, Made]
+    same: dict[str, str]
+    ties: list[tuple[str, Made | str]]
+    faults: list[Fault]
+    unused: list[Rule]
+    left: list[str]
+
+
+class Planner:
+    """Plans rules; see `Plan`."""
+
+    def __init__(
+        self,
+        rules: Sequence[Rule],
+        sizes: Mapping[str, Any],
+        here: Mapping[str, Leaf],
+        there: Mapping[str, Leaf] | None,
+    ):
+        """Takes both sides.
+
+        Args:
+          rules: The rules, in this direction.
+          sizes: The sizes of axes from keywords.
+          here: The leaves of the side that is read, by their paths.
+          there: The leaves of a template of the other side, by their paths, or `None`.
+        """
+        self._rules, self._sizes, self._here, self._there = rules, sizes, here, there
+        self._names = Names(here)
+        self._wanted = None if there is None else Names(there)
+        self._plan = Plan({}, {}, [], [], [], [])
+        self._taken: set[str] = set()
+        # Names from rules of containers, which those of leaves precede.
+        self._inside: dict[str, str] = {}
+        self._rule_of: dict[str, Rule] = {}
+
+    def plan(self, rest: str) -> Plan:
+        """Returns the plan; `rest` is for leaves without a rule; see `Mapping`."""
+        plan = self._plan
+        for rule in self._rules:
+            is_used = self._renamed(rule) if rule.is_plain else self._assembled(rule)
+            if not is_used:
+                plan.unused.append(rule)
+        made = {*plan.made, *plan.same}
+        for new, old in self._inside.items():
+            if old not in self._taken and new not in made:
+                plan.same[new] = old
+        taken = self._taken | {*self._inside.values()}
+        plan.left.extend(path for path in self._here if path not in taken)
+        self._note_missing()
+        self._keep(rest)
+        return plan
+
+    def _keep(self, rest: str) -> None:
+        """Decides on leaves without a rule."""
+        plan = self._plan
+        ordered = sorted([*plan.made, *plan.same, *(fault.path for fault in plan.faults)])
+        made = {*ordered}
+        found = {}
+        for path in plan.left:
+            found[path if self._wanted is None else self._wanted.find(path) or path] = path
+        for new in self._there or ():  # a rule may take the tensor for another leaf as well
+            if (old := self._names.find(new)) is not None:
+                found.setdefault(new, old)
+        for new, path in found.items():
+            is_wanted = self._there is None or new in self._there
+            above = itertools.accumulate(new.split("/"), lambda one, two: f"{one}/{two}")
+            is_taken = _paths.ROOT in made or any(each in made for each in above)
+            if is_taken or _paths.has(ordered, new):
+                continue
+            if is_wanted and rest == "error":
+                plan.faults.append(Fault(new, 'it has no rule, and rest="error"'))
+            elif not (is_wanted and rest == "skip"):
+                plan.same[new] = path
+
+    def _note_missing(self) -> None:
+        """Notes leaves of the template whose rule matches nothing."""
+        if self._wanted is None:
+            return
+        plan = self._plan
+        known = {*plan.made, *plan.same, *(fault.path for fault in plan.faults)}
+        for rule in self._rules:
+            if rule.is_plain and rule not in plan.unused:
+                continue
+            for pattern in rule.there.patterns:
+                for values, path, _ in pattern.matches(self._wanted, above=rule.is_plain):
+                    if path not in known:
+                        texts = {name: f"{{{name}}}" for name in rule.here.indices}
+                        lacks = rule.here.patterns[0].fill({**texts, **values})
+                        plan.faults.append(
+                            Fault(path, f"{_place(rule.here)} has no {lacks}, {rule.text}", True)
+                        )
+                        known.add(path)
+
+    def _path(self, side: Side, pattern: Pattern, values: Mapping[str, str], *rest: str) -> str:
+        """Returns a path of the other side, as the template has it if there is one."""
+        text = pattern.fill(values)
+        parts = _paths.parts(text)
+        if side.is_file and "/" not in text and text != _paths.ROOT:
+            parts = text.split(".")
+        path = _paths.text([*parts, *rest])
+        return path if self._wanted is None else self._wanted.find(path) or path
+
+    def _renamed(self, rule: Rule) -> bool:
+        """Gives leaves other names."""
+        [pattern], [other] = rule.here.patterns, rule.there.patterns
+        is_used = False
+        for values, path, end in pattern.matches(self._names, above=True):
+            shared = _translated(values, pattern, other)
+            parts = _paths.parts(path)
+            count = _count_above(parts, end)
+            if shared is None or count is None:
+                continue
+            is_used = True
+            new = self._path(rule.there, other, shared, *parts[count:])
+            if count == len(parts):
+                self._add(rule, new, path)
+            else:
+                self._inside.setdefault(new, path)
+        return is_used
+
+    def _add(self, rule: Rule, new: str, made: Made | str) -> None:
+        """Adds a leaf of the other side; of the tree, two rules for one leaf are a mistake."""
+        plan = self._plan
+        if isinstance(made, str):
+            self._taken.add(made)
+        else:
+            self._taken.update(made.assembly.paths)
+            self._taken.update(made.scales)
+        if new in self._rule_of:
+            if rule.there.is_file:
+                plan.ties.append((new, made))
+                return
+            plan.faults.append(
+                Fault(new, f"two rules make it: {self._rule_of[new].text}, and {rule.text}")
+            )
+            return
+        self._rule_of[new] = rule
+        if isinstance(made, str):
+            plan.same[new] = made
+        else:
+            plan.made[new] = made
+
+    def _assembled(self, rule: Rule) -> bool:
+        """Assembles the arrays of a rule from those that it matches."""
+        here, there = rule.here, rule.there
+        shared = [name for name in here.indices if name in there.indices]
+        stacked = [name for name in here.indices if name not in there.indices]
+        # By the shared indices, of each pattern: the paths by the others.
+        found: dict[tuple[str, ...], list[dict[tuple[int, ...], str]]] = {}
+        for number, pattern in enumerate(here.patterns):
+            for values, path, _ in pattern.matches(self._names):
+                numbers = _numbers(values, stacked, pattern)
+                same = _translated(
+                    {name: values[name] for name in shared}, pattern, there.patterns[0]
+                )
+                if numbers is None or same is None:
+                    continue
+                key = tuple(values[name] for name in shared)
+                group = found.setdefault(key, [{} for _ in here.patterns])
+                if numbers in group[number]:
+                    self._fault(
+                        rule,
+                        dict(zip(shared, key, strict=True)),
+                        f"{group[number][numbers]} and {path} have the same number",
+                    )
+                group[number][numbers] = path
+        for key, group in found.items():
+            values = dict(zip(shared, key, strict=True))
+            try:
+                for new, made in self._made(rule, values, stacked, group):
+                    self._add(rule, new, made)
+            except SizesError as error:
+                self._taken.update(path for paths in group for path in paths.values())
+                self._fault(rule, values, str(error))
+        return bool(found)
+
+    def _fault(self, rule: Rule, values: Mapping[str, str], text: str) -> None:
+        if self._wanted is not None and not any(
+            True for pattern in rule.there.patterns for _ in pattern.matches(self._wanted)
+        ):
+            return  # the template has no such leaf
+        same = _translated(values, rule.here.patterns[0], rule.there.patterns[0]) or values
+        texts = {name: f"{{{name}}}" for name in rule.there.indices}
+        path = self._path(rule.there, rule.there.patterns[0], {**texts, **same})
+        self._plan.faults.append(Fault(path, f"{text}; {rule.text}"))
+
+    def _made(
+        self,
+        rule: Rule,
+        shared: Mapping[str, str],
+        stacked: Sequence[str],
+        group: Sequence[Mapping[tuple[int, ...], str]],
+    ) -> Iterator[tuple[str, Made]]:
+        """Yields the arrays that one group of sources makes, with their paths."""
+        domains = [_domain(rule, name, at, group) for at, name in enumerate(stacked)]
+        combinations, paths = [], []
+        for combination in itertools.product(*domains):
+            combinations.append(combination)
+            for pattern, members in zip(rule.here.patterns, group, strict=True):
+                if combination not in members:
+                    texts = {**shared, **_texts(stacked, combination)}
+                    raise SizesError(f"{_place(rule.here)} lacks {pattern.fill(texts)}")
+                paths.append(members[combination])
+        shapes, dtype = self._kind(paths, len(rule.here.patterns))
+        _check_scaled(rule, dtype)
+        scales = self._scales(rule, stacked, combinations, shared, shapes[0])
+        spread = [name for name in rule.there.indices if name not in rule.here.indices]
+        values = _translated(shared, rule.here.patterns[0], rule.there.patterns[0]) or {}
+        wanted = [self._shape(rule, pattern, values, spread) for pattern in rule.there.patterns]
+        counts = {name: len(domain) for name, domain in zip(stacked, domains, strict=True)}
+        whole = expanded(rule, shapes[0])
+        sizes = solve(whole, shapes, wanted, counts, self._sizes)
+        axes = [*dict.fromkeys((*whole.here.axes, *whole.there.axes))]
+        parts = tuple(_parts(whole, whole.here, axes, sizes))
+        counted = tuple((axes.index(name), count) for name, count in counts.items())
+        results = _parts(whole, whole.there, axes, sizes)
+        for pattern, result in zip(rule.there.patterns, results, strict=True):
+            count = math.prod(sizes[name] for name in spread)
+            if count > _MOST_EMPTY and 0 in shapes[0]:
+                raise SizesError(f"{paths[0]} has no elements, and would be {count} arrays")
+            ranges = [enumerate(_range_of(pattern, name, sizes[name])) for name in spread]
+            for numbers in itertools.product(*ranges):
+                cover = [*result.cover]
+                for name, (at, _) in zip(spread, numbers, strict=True):
+                    cover[axes.index(name)] = range(at, at + 1)
+                own = result._replace(cover=tuple(cover))
+                texts = {**values, **_texts(spread, [number for _, number in numbers])}
+                made = Made(rule, Assembly(own, counted, parts, tuple(paths)), dtype, scales)
+                yield self._path(rule.there, pattern, texts), made
+
+    def _kind(self, paths: Sequence[str], count: int) -> tuple[list[Shape], np.dtype[Any]]:
+        """Returns the shape of each of `count` kinds of sources, and their dtype.
+
+        Raises:
+          SizesError: If they differ, or are no arrays.
+        """
+        first = self._here[paths[0]]
+        for at, path in enumerate(paths):
+            leaf, like = self._here[path], self._here[paths[at % count]]
+            if leaf.dtype is None or first.dtype is None:
+                raise SizesError(f"{path if leaf.dtype is None else paths[0]} is not an array")
+            if leaf.shape != like.shape or leaf.dtype != first.dtype:
+                other = paths[0] if leaf.shape == like.shape else paths[at % count]
+                raise SizesError(
+                    f"{path} is {leaf.dtype}{[*leaf.shape]}, unlike {other}, which is "
+                    f"{self._here[other].dtype}{[*self._here[other].shape]}"
+                )
+            if len(leaf.shape) != len(first.shape):
+                raise SizesError(f"{path} has {len(leaf.shape)} dimensions, unlike {paths[0]}")
+        assert first.dtype is not None
+        return [self._here[path].shape for path in paths[:count]], first.dtype
+
+    def _scales(
+        self,
+        rule: Rule,
+        stacked: Sequence[str],
+        combinations: Sequence[tuple[int, ...]],
+        shared: Mapping[str, str],
+        shape: Shape,
+    ) -> tuple[str, ...]:
+        """Returns the paths of the factors of arrays of a shape, after checking theirs."""
+        if rule.scales is None or rule.block is None:
+            return ()
+        if len(shape) < 2:
+            raise SizesError(f"block={rule.block} needs two dimensions, found {[*shape]}")
+        blocks = [-(-size // block) for size, block in zip(shape[-2:], rule.block, strict=True)]
+        expected = [*shape[:-2], *blocks]
+        paths = []
+        for numbers in combinations:
+            name = rule.scales.fill({**shared, **_texts(stacked, numbers)})
+            path = self._names.find(name)
+            if path is None or self._here[path].dtype is None:
+                raise SizesError(f"{_place(rule.here)} lacks {name}, the scales")
+            if math.prod(self._here[path].shape) != math.prod(expected):
+                raise SizesError(
+                    f"{path}, the scales, is {[*self._here[path].shape]}: blocks of "
+                    f"{[*rule.block]} in {[*shape]} need {expected}"
+                )
+            paths.append(path)
+        return tuple(paths)
+
+    def _shape(
+        self, rule: Rule, pattern: Pattern, values: Mapping[str, str], spread: Sequence[str]
+    ) -> Shape | None:
+        """Returns the shape of a leaf of the template."""
+        if self._wanted is None or self._there is None:
+            return None
+        texts = {**values}
+        for name in spread:
+            texts[name] = str(pattern.ranges.get(name, range(1))[0])
+        path = self._wanted.find(self._path(rule.there, pattern, texts))
+        leaf = None if path is None else self._there[path]
+        return None if leaf is None or leaf.dtype is None else leaf.shape
+
+
+def _texts(names: Sequence[str], numbers: Sequence[int]) -> dict[str, str]:
+    return {name: str(number) for name, number in zip(names, numbers, strict=True)}
+
+
+def _parts(rule: Rule, side: Side, axes: Sequence[str], sizes: Mapping[str, int]) -> Iterator[Part]:
+    """Yields the position of each array of a side among the axes."""
+    groups = tuple(tuple(axes.index(name) for name in group) for group in side.groups)
+    for number in range(len(side.patterns)):
+        yield Part(groups, tuple(_cover(rule, side, name, number, sizes) for name in axes))
+
+
+def _place(side: Side) -> str:
+    return "the file" if side.is_file else "the tree"
+
+
+def _check_scaled(rule: Rule, dtype: np.dtype[Any]) -> None:
+    """Raises a SizesError for a dtype that options of elements do not take."""
+    if rule.is_pointwise and (
+        dtype.kind in "cbUSOmM" or "int4" in dtype.name or "int2" in dtype.name
+    ):
+        raise SizesError(f"scale=, add=, dtype= and scales= take numbers, found {dtype}")
+    is_whole = dtype.kind in "iu" and rule.dtype is None and rule.scales is None
+    if rule.is_pointwise and is_whole:
+        raise SizesError(f"scale= and add= of {dtype} need dtype=, such as 'float32'")
+
+
+def _count_above(parts: Sequence[str], end: int) -> int | None:
+    """Returns how many parts the first `end` characters of a path are, if they end with one."""
+    if end == 0:
+        return 0
+    length = -1
+    for count, part in enumerate(parts, 1):
+        length += 1 + len(plain([part]))
+        if length == end:
+            return count
+    return None
+
+
+def _numbers(
+    values: Mapping[str, str], stacked: Sequence[str], pattern: Pattern
+) -> tuple[int, ...] | None:
+    """Returns the numbers of indices; `None` if one is none, or outside of its range."""
+    numbers = []
+    for name in stacked:
+        text = values[name]
+        if not (text.isascii() and text.isdecimal() and len(text) < _MOST_DIGITS):
+            return None
+        if name in pattern.ranges and int(text) not in pattern.ranges[name]:
+            return None
+        numbers.append(int(text))
+    return tuple(numbers)
+
+
+_MOST_DIGITS = 10
+
+# The most arrays into which one without elements is split: its header may have any size.
+_MOST_EMPTY = 1 << 16
+
+
+def _translated(
+    values: Mapping[str, str], pattern: Pattern, other: Pattern
+) -> dict[str, str] | None:
+    """Returns shared indices on the other side: the same, or of the same position in its range."""
+    new = {}
+    for name, text in values.items():
+        ours, theirs = pattern.ranges.get(name), other.ranges.get(name)
+        if ours is not None or theirs is not None:
+            numbers = ours or theirs
+            assert numbers is not None
+            if not text.isdecimal() or len(text) >= _MOST_DIGITS or int(text) not in numbers:
+                return None
+            if ours is not None and theirs is not None:
+                position = ours.index(int(text))
+                if position >= len(theirs):
+                    return None
+                text = str(theirs[position])
+        new[name] = text
+    return new
+
+
+def _domain(
+    rule: Rule, name: str, at: int, group: Sequence[Mapping[tuple[int, ...], str]]
+) -> Sequence[int]:
+    """Returns the numbers that a stacked index has: those of its range, or 0, 1 and so on."""
+    most = max(numbers[at] for members in group for numbers in members)
+    numbers = rule.here.patterns[0].ranges.get(name, range(_FAR))
+    if numbers.stop >= _FAR:
+        numbers = range(numbers.start, most + 1, numbers.step)
+    there = sum(map(len, group))
+    if len(numbers) > there:  # a gap, or a range of any length in a hostile path
+        present = {each[at] for members in group for each in members}
+        lacking = next(number for number in numbers if number not in present)
+        raise SizesError(
+            f"{_place(rule.here)} has no {name} = {lacking}, although it has {name} = {most}: "
+            "indices have no gaps; pass a range if they begin later, as in {"
+            f"{name}:{most}..}}"
+        )
+    return numbers
+
+
+_FAR = 10**9
+
+
+def _range_of(pattern: Pattern, name: str, size: int) -> range:
+    """Returns the numbers of an index that counts the arrays into which another is split."""
+    numbers = pattern.ranges.get(name, range(size))
+    if numbers.stop >= _FAR:
+        numbers = range(numbers.start, numbers.start + size * numbers.step, numbers.step)
+    if len(numbers) != size:
+        raise SizesError(f"the range of {name} has {len(numbers)} numbers, but {name} is {size}")
+    return numbers
+
+
+def _cover(rule: Rule, side: Side, name: str, number: int, sizes: Mapping[str, int]) -> range:
+    """Returns the indices of an axis that an array of a side has."""
+    if name == rule.along and len(side.patterns) > 1:
+        before = sum(sizes[part_of(name, at)] for at in range(number))
+        return range(before, before + sizes[part_of(name, number)])
+    axis = axis_of(rule, side, name, number)
+    return range(axis if isinstance(axis, int) else sizes[axis])

@@ -1,0 +1,330 @@
+"""Rules of a mapping: checked and parsed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from treepack._src.dtypes import is_float, resolve
+from treepack._src.mapping.axes import REST, Group, parse
+from treepack._src.mapping.patterns import Pattern
+
+
+class Side(NamedTuple):
+    """The arrays on one side of a rule.
+
+    Attributes:
+      patterns: Their paths; several are joined or split along an axis.
+      groups: The axes of each dimension of each array.
+      is_file: Whether it is the file, whose paths may have dots between keys.
+    """
+
+    patterns: tuple[Pattern, ...]
+    groups: tuple[Group, ...]
+    is_file: bool
+
+    @property
+    def axes(self) -> list[str]:
+        """The names of all axes of an array."""
+        return [name for group in self.groups for name in group]
+
+    @property
+    def indices(self) -> tuple[str, ...]:
+        """The names of the indices in the paths."""
+        return self.patterns[0].indices
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """How arrays of one side, `here`, become those of the other, `there`.
+
+    Attributes:
+      text: The rule as the caller wrote it, for errors.
+      here: The side that is read.
+      there: The side that results.
+      is_plain: Whether it only gives other names; its paths may be of containers.
+      along: The axis along which several arrays of one side are one of the other.
+      pad: The sizes to which axes of the tree are filled with zeros.
+      scale: The factor of elements.
+      add: A number that is added to elements, after `scale`.
+      dtype: The dtype of the result.
+      scales: The path of the factors of blocks of elements, on the side of the file.
+      block: The shape of these blocks.
+      inexact: Whether elements may be rounded on the way back.
+    """
+
+    text: str
+    here: Side
+    there: Side
+    is_plain: bool = False
+    along: str | None = None
+    pad: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    scale: float | None = None
+    add: float | None = None
+    dtype: np.dtype[Any] | None = None
+    scales: Pattern | None = None
+    block: tuple[int, int] | None = None
+    inexact: bool = False
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether elements are computed, not only moved."""
+        given = (self.scale, self.add, self.dtype, self.scales)
+        return any(option is not None for option in given)
+
+    def inverse(self) -> Rule:
+        """Returns the rule in the other direction, or a rule whose use is an error.
+
+        Raises:
+          ValueError: If elements would be rounded, and `inexact` is not set.
+        """
+        if self.scales is not None:
+            raise ValueError(
+                f"{self.text}: scales= has no inverse, since the blocks are not quantized again: "
+                "save without this rule"
+            )
+        scale, add = self.scale, self.add
+        is_power = scale is None or math.frexp(scale)[0] in (0.5, -0.5)
+        if not self.inexact and (add is not None or not is_power):
+            what = "add=" if add is not None else "scale="
+            raise ValueError(
+                f"{self.text}: {what} rounds elements on the way back, so a round trip would not "
+                "be equal: pass inexact=True in the options of the rule to allow it"
+            )
+        # x * scale + add = y, so x = y / scale - add / scale.
+        return dataclasses.replace(
+            self,
+            here=self.there,
+            there=self.here,
+            scale=None if scale is None else 1 / scale,
+            add=None if add is None else -add / (scale or 1),
+            dtype=None,
+        )
+
+
+OPTIONS = {
+    name: f"{name}={example}"
+    for name, example in {
+        "along": "'n'",
+        "pad": "{'v': 1024}",
+        "scale": "2.0",
+        "add": "1.0",
+        "dtype": "'bfloat16'",
+        "scales": "'model.layers.{l}.up.weight_scale_inv'",
+        "block": "(128, 128)",
+        "inexact": "True",
+    }.items()
+}
+"""The options of a rule, with examples."""
+
+
+def rule_of(tree: Any, value: Any, *, is_literal: bool = False) -> Rule:
+    """Parses a rule; with `is_literal`, braces are a part of the path in the tree.
+
+    Raises:
+      TypeError: If a part of it has another type.
+      ValueError: If it is not a rule, with the place.
+    """
+    text = f"rule {tree!r:.200}: {value!r:.300}"
+    try:
+        return _rule_of(text, tree, value, is_literal)
+    except (ValueError, TypeError) as error:
+        if str(error).startswith(text):
+            raise
+        raise type(error)(f"{text}: {error}") from None
+
+
+def _rule_of(text: str, tree: Any, value: Any, is_literal: bool) -> Rule:
+    is_plain = isinstance(value, str)
+    if not is_plain and not (isinstance(value, tuple) and len(value) in (2, 3)):
+        raise TypeError(
+            "a rule is a path, (path, axes) or (path, axes, options), such as "
+            "('lm_head.weight', 'v m -> m v')"
+        )
+    file, axes, options = (value, "", {}) if is_plain else (*value, {})[:3]
+    if not isinstance(axes, str):
+        raise TypeError(f"axes are a text such as 'v m -> m v', got {axes!r:.100}")
+    if not isinstance(options, Mapping):
+        raise TypeError(f"options are a dict such as {{'along': 'n'}}, got {options!r:.100}")
+    groups = ((), ()) if is_plain else parse(axes)
+    source = Side(_patterns(file, "file", is_literal and is_plain), groups[0], True)
+    target = Side(_patterns(tree, "tree", is_literal), groups[1], False)
+    if is_plain:
+        _check_plain(source, target)
+        return Rule(text, source, target, True)
+    rule = Rule(text, source, target, **_options(options))
+    _check_axes(rule)
+    _check_options(rule)
+    return rule
+
+
+def _patterns(paths: Any, side: str, is_literal: bool) -> tuple[Pattern, ...]:
+    several = paths if isinstance(paths, tuple) else (paths,)
+    if not several or not all(isinstance(path, str) and path for path in several):
+        raise TypeError(
+            f"the {side} side is a path or a tuple of paths, such as 'model.norm.weight', got "
+            f"{paths!r:.100}"
+        )
+    patterns = tuple(Pattern(path, is_literal=is_literal) for path in several)
+    if len({*several}) < len(several):
+        raise ValueError(f"a path of the {side} occurs twice: {paths!r:.100}")
+    for pattern in patterns:
+        if {*pattern.indices} != {*patterns[0].indices}:
+            raise ValueError(
+                f"the paths of the {side} have different indices: {patterns[0].text!r} and "
+                f"{pattern.text!r}"
+            )
+    return patterns
+
+
+def _check_plain(source: Side, target: Side) -> None:
+    if len(source.patterns) > 1 or len(target.patterns) > 1:
+        raise ValueError("several paths on one side need axes and along=, as in " + _ALONG)
+    if {*source.indices} != {*target.indices}:
+        raise ValueError(
+            "a rule without axes has the same indices on both sides: write axes to stack arrays, "
+            "as in ('model.layers.{l}.norm.weight', 'm -> l m')"
+        )
+
+
+_ALONG = "(('gate', 'up'), 'f m -> n f m', {'along': 'n'})"
+
+
+def _check_axes(rule: Rule) -> None:
+    """Checks that each axis is on both sides, or an index, or that of `along`."""
+    file, tree = rule.here, rule.there
+    for path, side, other in (("file", file, tree), ("tree", tree, file)):
+        for name in side.indices:
+            is_shared = name in other.indices
+            if name in side.axes:
+                raise ValueError(
+                    f"{name} is an index in the path of the {path}, and an axis there: an index is "
+                    f"an axis of the other side, where the arrays are stacked"
+                )
+            if not is_shared and name not in other.axes:
+                raise ValueError(
+                    f"the index {name} of the {path} has no place on the other side: name it among "
+                    f"the axes, as in 'm -> {name} m', or in the path"
+                )
+            if is_shared and name in other.axes:
+                raise ValueError(
+                    f"{name} is an index in both paths, so it is no axis: remove it from the axes, "
+                    "or from one path"
+                )
+    along, many = rule.along, None
+    if len(file.patterns) > 1 or len(tree.patterns) > 1:
+        if len(file.patterns) > 1 and len(tree.patterns) > 1:
+            raise ValueError("only one side can have several paths: write a rule for each pair")
+        many, one = (file, tree) if len(file.patterns) > 1 else (tree, file)
+        if along is None:
+            raise ValueError(
+                f"several paths on one side are joined along an axis: pass along=, as in {_ALONG}"
+            )
+        if along not in one.axes:
+            raise ValueError(
+                f"along={along!r} is no axis of the side with one path: it has "
+                f"{', '.join(one.axes) or 'none'}"
+            )
+    elif along is not None:
+        raise ValueError("along= needs several paths on one side: leave it out, or pass a tuple")
+    for path, side, other in (("left", file, tree), ("right", tree, file)):
+        known = {*other.axes, *other.indices}
+        if many is other and along is not None:
+            known.add(along)
+        for name in side.axes:
+            if name not in known:
+                what = "..." if name == REST else f"the axis {name}"
+                raise ValueError(
+                    f"{what} is only on the {path}: name it on both sides, or as an index in braces"
+                )
+
+
+def _options(options: Mapping[Any, Any]) -> dict[str, Any]:
+    """Checks the types of options."""
+    for name in options:
+        if name not in OPTIONS:
+            raise ValueError(f"{name!r} is no option of a rule: they are {', '.join(OPTIONS)}")
+    given = {name: value for name, value in options.items() if value is not None}
+    for name, value in given.items():
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        is_right = {
+            "along": isinstance(value, str),
+            "pad": isinstance(value, Mapping) and all(map(_is_size, value.values())),
+            "scale": is_number and math.isfinite(value) and value != 0,
+            "add": is_number and math.isfinite(value),
+            "scales": isinstance(value, str) and value != "",
+            "block": isinstance(value, (tuple, list))
+            and len(value) == 2
+            and all(map(_is_size, value)),
+            "inexact": isinstance(value, bool),
+        }.get(name, True)
+        if not is_right:
+            raise ValueError(f"{name}={value!r:.100} must be like {OPTIONS[name]}")
+    if "dtype" in given:
+        given["dtype"] = _dtype(given["dtype"])
+    if "scales" in given:
+        given["scales"] = Pattern(given["scales"])
+    if "block" in given:
+        given["block"] = tuple(given["block"])
+    return given
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _dtype(value: Any) -> np.dtype[Any]:
+    try:
+        dtype = resolve(value.encode()) if isinstance(value, str) else np.dtype(value)
+    except TypeError:
+        dtype = None
+    if dtype is None or not is_float(dtype) or dtype.itemsize not in (2, 4):
+        raise ValueError(f"dtype={value!r:.100} must be float32, bfloat16 or float16")
+    return dtype
+
+
+def _check_options(rule: Rule) -> None:
+    file, tree = rule.here, rule.there
+    for name in rule.pad:
+        if name not in tree.axes or name not in file.axes or name == rule.along:
+            raise ValueError(
+                f"pad= names {name!r}, which must be an axis on both sides, not along="
+            )
+    if (rule.scales is None) != (rule.block is None):
+        raise ValueError("scales= and block= belong together: pass both, as in " + _BLOCK)
+    if rule.scales is None:
+        return
+    if len(file.patterns) > 1 or {*rule.scales.indices} != {*file.indices}:
+        raise ValueError(
+            "scales= is the path beside one tensor, with the same indices as its path: as in "
+            + _BLOCK
+        )
+
+
+_BLOCK = "{'scales': 'layers.{l}.up.weight_scale_inv', 'block': (128, 128)}"
+
+
+def sizes_of(sizes: Mapping[str, Any], rules: Collection[Rule]) -> dict[str, Any]:
+    """Checks the sizes of axes that are passed as keywords.
+
+    Raises:
+      ValueError: If one is no size, or of no axis of the rules.
+    """
+    axes = {name for rule in rules for name in (*rule.here.axes, *rule.there.axes)}
+    for name, size in sizes.items():
+        several = size if isinstance(size, tuple) else (size,)
+        if not several or not all(map(_is_size, several)):
+            raise ValueError(
+                f"{name}={size!r:.100} must be the size of an axis, such as 32, or for along= a "
+                "tuple of the size in each array"
+            )
+        if name not in axes:
+            raise ValueError(
+                f"no rule has an axis {name}: leave {name}= out; the axes are "
+                f"{', '.join(sorted(axes - {REST})) or 'none'}"
+            )
+    return dict(sizes)

@@ -1,0 +1,186 @@
+"""Solves the sizes of axes, from the shapes of both sides and from keywords."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from treepack._src.mapping.axes import REST, Group, shown
+from treepack._src.mapping.rules import Rule, Side
+
+Shape = tuple[int, ...]
+
+
+class SizesError(ValueError):
+    """The sizes of axes disagree, or are not known."""
+
+
+def expanded(rule: Rule, shape: Shape) -> Rule:
+    """Returns a rule with axes in place of `...`, for an array of one shape on the side here.
+
+    Raises:
+      SizesError: If the array has another number of dimensions.
+    """
+    groups = rule.here.groups
+    count = len(shape) - len(groups) + ((REST,) in groups)
+    if count < 0 or (count > 0 and (REST,) not in groups):
+        raise SizesError(
+            f"{shown(groups)!r} are {len(groups)} dimensions, but the array has {len(shape)}: "
+            f"{[*shape]}; write one axis for each, or ... for the rest"
+        )
+    rest = [(f"{REST}{at}",) for at in range(count)]
+
+    def side(each: Side) -> Side:
+        new: list[Group] = []
+        for group in each.groups:
+            new += rest if group == (REST,) else [group]
+        return each._replace(groups=tuple(new))
+
+    return dataclasses.replace(rule, here=side(rule.here), there=side(rule.there))
+
+
+class _Equation(NamedTuple):
+    """A dimension of an array: the product of its axes, and its size."""
+
+    axes: tuple[str, ...]
+    size: int
+    group: Group
+    where: str
+
+
+def axis_of(rule: Rule, side: Side, name: str, number: int) -> str | int:
+    """Returns the name under which `solve` knows an axis of an array, or its size if fixed."""
+    if name in rule.pad and not side.is_file:
+        return rule.pad[name]
+    return part_of(name, number) if name == rule.along and len(side.patterns) > 1 else name
+
+
+def part_of(axis: str, number: int) -> str:
+    """Returns the name of the part of an axis that one of several arrays has."""
+    return f"{axis}#{number}"
+
+
+def solve(
+    rule: Rule,
+    here: Sequence[Shape],
+    there: Sequence[Shape | None],
+    counts: Mapping[str, int],
+    sizes: Mapping[str, int | tuple[int, ...]],
+) -> dict[str, int]:
+    """Returns the sizes of all axes.
+
+    Args:
+      rule: The rule, without `...`.
+      here: The shape of each array of the side here.
+      there: The shapes of those of the other side, as far as they are known.
+      counts: The numbers of arrays along the indices of the side here.
+      sizes: The sizes from keywords.
+
+    Raises:
+      SizesError: If sizes disagree, or one is not known.
+    """
+    known = {**counts}
+    wanted = {name for name in (*rule.here.axes, *rule.there.axes) if name not in rule.pad}
+    for name in (*wanted, *rule.pad):
+        size = sizes.get(name, ())
+        if isinstance(size, int):
+            known.setdefault(name, size)
+    several = rule.here if len(rule.here.patterns) > 1 else rule.there
+    parts: list[str] = []
+    if rule.along is not None:
+        count = len(several.patterns)
+        parts = [part_of(rule.along, number) for number in range(count)]
+        given = sizes.get(rule.along)
+        if rule.along not in several.axes:  # one index in each
+            given = (1,) * count
+        if isinstance(given, tuple):
+            if len(given) != count:
+                raise SizesError(f"{rule.along}={given} has {len(given)} sizes for {count} arrays")
+            known.update(zip(parts, given, strict=True))
+    wanted |= {*parts} | ({*rule.pad} & {*rule.here.axes})
+    ours = _equations(rule, rule.here, here)
+    theirs = _equations(rule, rule.there, there)
+    _settle(ours, parts, rule.along, known)
+    used = ours
+    if not wanted <= known.keys():
+        used = ours + theirs
+        _settle(used, parts, rule.along, known)
+    for axes, size, group, where in used:
+        if {*axes} <= known.keys() and math.prod(known[axis] for axis in axes) != size:
+            raise SizesError(
+                f"{shown((group,))} is {size} in {where}, but "
+                f"{' x '.join(str(known[axis]) for axis in axes) or 1} by the other sizes: "
+                f"{_texts(axes, known)}"
+            )
+    if rule.along is not None and {rule.along, *parts} <= known.keys():
+        total = sum(known[part] for part in parts)
+        if total != known[rule.along]:
+            raise SizesError(
+                f"{rule.along} is {known[rule.along]} on the side with one array, but the others "
+                f"have {' + '.join(str(known[part]) for part in parts)}"
+            )
+    for name, size in rule.pad.items():
+        if known.get(name, 0) > size:
+            raise SizesError(f"{name} is {known[name]} in the file, more than pad= fills: {size}")
+    if unknown := sorted(wanted - known.keys()):
+        axis, is_part, _ = unknown[0].partition("#")
+        example = f"{axis}=(32, 8, 8)" if is_part else f"{axis}=32"
+        raise SizesError(
+            f"the size of {axis} is unknown: pass a template, or the size as a keyword, as in "
+            f"Mapping(rules, {example})"
+        )
+    return known
+
+
+def _texts(axes: Sequence[str], known: Mapping[str, int]) -> str:
+    return ", ".join(f"{axis} = {known[axis]}" for axis in axes) or "a unit axis"
+
+
+def _equations(rule: Rule, side: Side, shapes: Sequence[Shape | None]) -> list[_Equation]:
+    """Returns an equation for each dimension of arrays of known shapes."""
+    equations = []
+    place = "the file" if side.is_file else "the tree"
+    for number, shape in enumerate(shapes):
+        if shape is None or len(shape) != len(side.groups):
+            continue
+        for group, size in zip(side.groups, shape, strict=True):
+            axes = [axis_of(rule, side, name, number) for name in group]
+            fixed = math.prod(axis for axis in axes if isinstance(axis, int))
+            names = tuple(axis for axis in axes if isinstance(axis, str))
+            where = f"{place}'s {[*shape]}"
+            if fixed and size % fixed == 0:
+                equations.append(_Equation(names, size // fixed, group, where))
+            else:
+                raise SizesError(f"{shown((group,))} is {size} in {where}, but pad= says {fixed}")
+    return equations
+
+
+def _settle(
+    equations: Sequence[_Equation], parts: list[str], along: str | None, known: dict[str, int]
+) -> None:
+    """Solves equations of one unknown size, as long as there are some."""
+    before = -1
+    while before < len(known):
+        before = len(known)
+        for axes, size, group, where in equations:
+            unknown = [axis for axis in axes if axis not in known]
+            rest = math.prod(known[axis] for axis in axes if axis in known)
+            if len(unknown) != 1 or rest == 0:
+                continue
+            if size % rest:
+                others = [axis for axis in axes if axis in known]
+                raise SizesError(
+                    f"{shown((group,))} is {size} in {where}, which {_texts(others, known)} does "
+                    "not divide"
+                )
+            known[unknown[0]] = size // rest
+        if along is None:
+            continue
+        unknown = [part for part in parts if part not in known]
+        total = sum(known[part] for part in parts if part in known)
+        if not unknown:
+            known.setdefault(along, total)
+        elif len(unknown) == 1 and along in known:
+            known[unknown[0]] = known[along] - total

@@ -1,0 +1,177 @@
+"""Saves trees in another layout: `mapping=` of `save`.
+
+leaves of the tree ──inverse plan──▶ tensors of the file, each made when it is written
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+import treepack._core as core
+from treepack._src import paths as _paths
+from treepack._src.checkpoint.mapped import Mapping, faulty
+from treepack._src.checkpoint.moving import Source, fill
+from treepack._src.checkpoint.reader import LazyArray
+from treepack._src.checkpoint.select import ends_of
+from treepack._src.formats import Leaves
+from treepack._src.mapping.boxes import shared
+from treepack._src.mapping.leaves import outlined
+from treepack._src.mapping.plan import Made
+from treepack._src.printable import printable, shortened, warn
+from treepack._src.pytree.leaves import host_view
+from treepack._src.pytree.state_dict import leaves_of
+from treepack._src.storage.deferred import Deferred, Held
+from treepack.errors import TreepackError
+
+
+def mapped_leaves(tree: Any, mapping: Any, *, snapshot: bool) -> Leaves:
+    """Returns the leaves of a tree with their paths in the file; see `save`.
+
+    With `snapshot` they do not depend on the tree any more.
+
+    Raises:
+      TreepackError: If a rule does not fit the tree, or matches nothing in it.
+
+    Warns:
+      UserWarning: If some rules match nothing.
+    """
+    leaves = {_paths.text(parts): leaf for parts, leaf in leaves_of(tree, ())}
+    empty = (_paths.text(parts) for parts, is_leaf in ends_of(tree) if not is_leaf)
+    leaves |= {path: {} for path in empty if path not in leaves}
+    here = {path: outlined(leaf) for path, leaf in leaves.items()}
+    plan = Mapping.of(mapping).inverse().plan(here, None)
+    if plan.faults:
+        raise faulty(plan.faults)
+    if plan.unused:
+        rules = (printable(rule.text) for rule in plan.unused)
+        warn(f"the tree has no leaf for {shortened(rules, len(plan.unused))}")
+    held = _Sources(leaves, snapshot)
+    mapped: list[tuple[tuple[str, ...], Any]] = []
+    for new, old in plan.same.items():
+        ties = [made for name, made in plan.ties if name == new]
+        for tie in ties:
+            _check_equal(new, np.asarray(leaves[old]), held.read(tie))
+        mapped.append((tuple(_paths.parts(new)), leaves[old]))
+    for new, made in plan.made.items():
+        ties = [tied for name, tied in plan.ties if name == new]
+        mapped.append((tuple(_paths.parts(new)), _Tensor(new, made, ties, held)))
+    return mapped
+
+
+class _Sources:
+    """The arrays of a tree, as `fill` takes them."""
+
+    def __init__(self, leaves: dict[str, Any], snapshot: bool):
+        """Keeps a copy of arrays of NumPy with `snapshot`."""
+        self._leaves, self._snapshot = leaves, snapshot
+        self._held: dict[str, Source] = {}
+
+    def hold(self, paths: Iterable[str]) -> None:
+        """Keeps the arrays at these paths."""
+        for path in paths:
+            if path not in self._held:
+                self._held[path] = Source(_held(self._leaves[path], snapshot=self._snapshot))
+
+    def fill(self, made: Made, path: str, target: np.ndarray) -> None:
+        """Writes a tensor to an array."""
+        box = [range(size) for size in target.shape]
+        fill(made, lambda at: self._held[made.assembly.paths[at]], box, target, path=path)
+
+    def read(self, made: Made | str) -> np.ndarray:
+        """Returns a tensor, or a leaf that is one."""
+        if isinstance(made, str):
+            return np.asarray(self._leaves[made])
+        self.hold(made.assembly.paths)
+        target = np.empty(made.assembly.result.shape, made.dtype)
+        self.fill(made, made.rule.text, target)
+        return target
+
+
+def _check_equal(path: str, one: np.ndarray, other: np.ndarray) -> None:
+    """Raises a TreepackError if tied leaves differ."""
+    if one.dtype != other.dtype or one.shape != other.shape or one.tobytes() != other.tobytes():
+        raise TreepackError(
+            f"two leaves of the tree are {printable(path)} in the file, and differ: tie them, or "
+            "give each a tensor of its own in mapping="
+        )
+
+
+class _Tensor(Held):
+    """A tensor of the file, which is made of leaves when it is written."""
+
+    def __init__(self, path: str, made: Made, ties: Sequence[Made | str], held: _Sources):
+        super().__init__(made.assembly.result.shape, made.dtype)
+        self._path, self._tensor, self._ties, self._sources = path, made, ties, held
+        for one in (made, *ties):
+            held.hold([one] if isinstance(one, str) else one.assembly.paths)
+
+    def _make(self) -> np.ndarray:
+        tensor = np.empty(self.shape, self.dtype)
+        self._sources.fill(self._tensor, self._path, tensor)
+        for tie in self._ties:
+            _check_equal(self._path, tensor, self._sources.read(tie))
+        return tensor.reshape(-1)
+
+
+def _held(leaf: Any, *, snapshot: bool) -> Any:
+    """Returns an array as a `Source` has it: of NumPy, in a file, or on devices.
+
+    Raises:
+      CorruptionError: If it is in a file, and damaged.
+    """
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        array = np.array(leaf) if snapshot else np.asarray(leaf)
+        return _InMemory(array.astype(array.dtype.newbyteorder("="), copy=False))
+    if isinstance(leaf, LazyArray):
+        leaf.compare()
+        return leaf
+    if not isinstance(leaf, Deferred):
+        view = host_view(leaf)
+        if view is not None:
+            return _InMemory(view)
+        if not snapshot:
+            return _OnDevices(leaf)
+    data = core.lay_raw(b"", [leaf], snapshot=False).to_bytes(threads=None)
+    return _InMemory(np.frombuffer(data, leaf.dtype).reshape(leaf.shape))
+
+
+class _InMemory:
+    """An array in memory."""
+
+    def __init__(self, array: np.ndarray):
+        self._array = array
+
+    def view(self) -> np.ndarray:
+        """Returns the array."""
+        return self._array
+
+
+class _OnDevices:
+    """An array on devices, of which parts are fetched."""
+
+    def __init__(self, array: Any):
+        self._array = array
+
+    def view(self) -> None:
+        """Returns `None`: the elements are not in the memory of the host."""
+
+    def ranges(self, bounds: Any) -> Iterator[Any]:
+        """Yields nothing: no file is read."""
+        return iter(())
+
+    def read_to(
+        self, box: Sequence[range], target: np.ndarray, *, threads: int | None = None
+    ) -> None:
+        """Fetches the elements of a box from the shards that have them."""
+        for shard in self._array.addressable_shards:
+            within: list[slice] = []
+            places: list[slice] = []
+            for part, index, size in zip(box, shard.index, self._array.shape, strict=True):
+                inside, place = shared(part, range(*index.indices(size)))
+                within.append(slice(inside.start, inside.stop, inside.step))
+                places.append(place)
+            if all(place.start < place.stop for place in places):
+                np.copyto(target[tuple(places)], np.asarray(shard.data[tuple(within)]))

@@ -1,0 +1,262 @@
+"""Mistakes in rules: each error names the rule, the place or both shapes, and the way out."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treepack
+from treepack import TreepackError
+
+# A rule for `t`, and the error.
+WRITTEN: list[tuple[Any, str]] = [
+    (("w", "(h d m -> l m h d"), r"in '\(h d m -> l m h d', at position 0: this \( is not closed"),
+    (("w", "h d) m -> m"), r"at position 3: this \) has no \("),
+    (("w", "((h d) m) -> m"), "at position 1: parentheses do not nest"),
+    (("w", "a -> b -> c"), "at position 7: a rule has one arrow"),
+    (("w", "(a -> a)"), r"at position 0: this \( is not closed"),
+    (("w", "a a -> a"), "at position 2: the axis a occurs twice on one side"),
+    (("w", "a (b a) -> a b"), "at position 5: the axis a occurs twice"),
+    (("w", "a 2 -> a"), "at position 2: '2' is no axis: sizes are keywords, as Mapping"),
+    (("w", "a, b -> b a"), "at position 1: ',' is no axis: axes are names, 1, ... and groups"),
+    (("w", "a-b"), "at position 1: '-' is no axis"),
+    (("w", "(a ...) -> a ..."), r"at position 3: ... stands for whole dimensions"),
+    (("w", "... a ... -> a ..."), "at position 6: a side has one ..."),
+    (("w", "a ... -> a"), r"\.\.\. is only on the left: name it on both sides"),
+    (("w", "a b -> a"), "the axis b is only on the left"),
+    (("w", "a -> a b"), "the axis b is only on the right"),
+    (("l.{l}.w", "a -> a"), "the index l of the file has no place on the other side.*'m -> l m'"),
+    (("l.{l}.w", "l a -> l a"), "l is an index in the path of the file, and an axis there"),
+    (("l.{l.w", "a -> l a"), r"in 'l.\{l.w', at position 2: indices are \{l\}, \{l:0..12\}"),
+    (("l.l}.w", "a -> l a"), r"at position 3: indices are"),
+    (("l.{l:0}.w", "a -> l a"), r"at position 2: indices are"),
+    (("l.{l:3..3}.w", "a -> l a"), "the range of l is empty: the end is excluded"),
+    (("l.{l:0..4:0}.w", "a -> l a"), "the step of l is 0: leave it out"),
+    (("l.{l:0..4}.{l:0..5}", "a -> l a"), "the range of l occurs twice"),
+    (("l.{}.w", "a -> l a"), "at position 2: indices are"),
+    ("l.{l}.w", "a rule without axes has the same indices on both sides: write axes to stack"),
+    (("w",), "a rule is a path, \\(path, axes\\) or \\(path, axes, options\\)"),
+    (("w", "a", {}, 1), "a rule is a path"),
+    (7, "a rule is a path"),
+    (None, "a rule is a path"),
+    (["w", "a"], "a rule is a path"),
+    (("w", 3), "axes are a text such as"),
+    (("w", "a", "along"), "options are a dict such as"),
+    ((3, "a"), "the file side is a path or a tuple of paths"),
+    (((), "a"), "the file side is a path or a tuple of paths"),
+    (("", "a"), "the file side is a path"),
+    ((("a", "a"), "n -> n", {"along": "n"}), "a path of the file occurs twice"),
+    ((("q", "k"), "n -> n"), "several paths on one side are joined along an axis: pass along="),
+    (
+        (("q", "k"), "m -> m", {"along": "n"}),
+        "along='n' is no axis of the side with one path: it has m",
+    ),
+    (("q", "n -> n", {"along": "n"}), "along= needs several paths on one side"),
+    ((("q.{l}", "k"), "m -> n l m", {"along": "n"}), "have different indices: 'q.{l}' and 'k'"),
+    (("w", "a", {"scle": 2}), "'scle' is no option of a rule: they are along, pad, scale"),
+    (("w", "a", {"scale": "2"}), "scale='2' must be like scale=2.0"),
+    (("w", "a", {"scale": 0}), "scale=0 must be like"),
+    (("w", "a", {"scale": math.inf}), "scale=inf must be like"),
+    (("w", "a", {"add": True}), "add=True must be like"),
+    (("w", "a", {"pad": 16}), "pad=16 must be like pad={'v': 1024}"),
+    (("w", "a", {"pad": {"b": 16}}), "pad= names 'b', which must be an axis on both sides"),
+    (("w", "a", {"pad": {"a": -1}}), "must be like pad="),
+    (("w", "a", {"dtype": "int8"}), "dtype='int8' must be float32, bfloat16 or float16"),
+    (("w", "a", {"dtype": "flot32"}), "dtype='flot32' must be"),
+    (("w", "a b", {"scales": "s"}), "scales= and block= belong together"),
+    (("w", "a b", {"block": (2, 2)}), "scales= and block= belong together"),
+    (("w", "a b", {"scales": "s", "block": 128}), r"block=128 must be like block=\(128, 128\)"),
+    (("w", "a b", {"scales": "s.{l}", "block": (2, 2)}), "the same indices as its path"),
+    (("w", "a", {"inexact": 1}), "inexact=1 must be like inexact=True"),
+]
+
+
+@pytest.mark.parametrize(("rule", "error"), WRITTEN, ids=lambda value: str(value)[:40])
+def test_a_mistake_in_a_rule_is_told_when_it_is_written(rule: Any, error: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=error) as raised:
+        treepack.Mapping({"t": rule})
+    assert str(raised.value).startswith("rule 't': ")
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (
+            lambda: treepack.Mapping({("q", "k"): "w"}),
+            "several paths on one side need axes and along=",
+        ),
+        (
+            lambda: treepack.Mapping({("q", "k"): (("a", "b"), "n", {"along": "n"})}),
+            "only one side can have several paths",
+        ),
+        (
+            lambda: treepack.Mapping({"l/{l}": ("l.{l}", "l a -> a")}),
+            "l is an index in the path of the file",
+        ),
+        (
+            lambda: treepack.Mapping({"l/{l}": ("l.{l}", "a -> l a")}),
+            "l is an index in both paths, so it is no axis",
+        ),
+        (lambda: treepack.Mapping({3: "w"}), "the tree side is a path"),
+        (
+            lambda: treepack.Mapping([("t", "w")]),
+            "mapping= takes a treepack.Mapping, a dict of rules",
+        ),
+        (
+            lambda: treepack.Mapping({"t": "w"}, rest="keep"),
+            "rest must be 'same', 'error' or 'skip'",
+        ),
+        (lambda: treepack.Mapping({"t": ("w", "a")}, b=3), "no rule has an axis b.*the axes are a"),
+        (lambda: treepack.Mapping({"t": ("w", "a")}, a="3"), "a='3' must be the size of an axis"),
+        (lambda: treepack.Mapping({"t": ("w", "a")}, a=(3, 0)), "must be the size of an axis"),
+    ],
+)
+def test_a_mistake_in_a_call_is_told(call: Any, error: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=error):
+        call()
+
+
+FILE = {
+    "w": np.zeros((6, 4), np.float32),
+    "s": np.zeros((2, 2), np.float32),
+    "n": 3,
+    "l.0.w": np.zeros((2, 3), np.float32),
+    "l.1.w": np.zeros((2, 3), np.float32),
+    "l.3.w": np.zeros((2, 3), np.float32),
+    "e.0.0": np.zeros(2),
+    "e.0.1": np.zeros(2),
+    "e.1.0": np.zeros(2),
+    "k.0": np.zeros(2, np.float32),
+    "k.1": np.zeros(3, np.float32),
+    "d.0": np.zeros(2, np.float32),
+    "d.1": np.zeros(2, np.float16),
+    "z.0": np.zeros(2),
+    "z.00": np.zeros(2),
+    "empty": np.zeros((10**8, 0)),
+}
+
+
+def leaf(*shape: int) -> np.ndarray:
+    return np.zeros(shape, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("rules", "template", "error"),
+    [
+        (
+            {"t": ("w", "(h d) m -> h d m")},
+            None,
+            "t: the size of d is unknown: pass a template, or",
+        ),
+        (
+            {"t": ("w", "(h d) m -> h d m")},
+            leaf(4, 2, 4),
+            r"\(h d\) is 6 in the file's \[6, 4\], but 4 x 2 by",
+        ),
+        ({"t": ("w", "(h d) m -> h d m")}, leaf(2, 4, 4), r"\(h d\) is 6 in the file's \[6, 4\]"),
+        ({"t": ("w", "a b c")}, None, r"'a b c' are 3 dimensions, but the array has 2: \[6, 4\]"),
+        ({"t": ("w", "a -> a")}, None, "write one axis for each, or ... for the rest"),
+        (
+            {"t": ("l.{l}.w", "a b -> l a b")},
+            None,
+            r"has no l = 2, although it has l = 3.*pass a range",
+        ),
+        ({"t": ("l.{l:0..9}.w", "a b -> l a b")}, None, "the file has no l = 2"),
+        ({"t": ("e.{l}.{e}", "a -> l e a")}, None, r"t: the file lacks e.1.1; rule 't'"),
+        (
+            {"t": ("k.{l}", "a -> l a")},
+            None,
+            r"k.1 is float32\[3\], unlike k.0, which is float32\[2\]",
+        ),
+        (
+            {"t": ("d.{l}", "a -> l a")},
+            None,
+            r"d.1 is float16\[2\], unlike d.0, which is float32\[2\]",
+        ),
+        ({"t": ("z.{l}", "a -> l a")}, None, "z.0 and z.00 have the same number"),
+        ({"t": ("n", "a")}, None, "n is not an array"),
+        ({"t": ("missing", "a b")}, None, "rule 't': .* matches nothing in the file"),
+        ({"t": ("ww", "a b"), "u": "w"}, leaf(6, 4), "t: the file has no ww, rule 't'"),
+        (
+            {("t", "u"): ("w", "n m", {"along": "n"})},
+            None,
+            r"the size of n is unknown.*n=\(32, 8, 8\)",
+        ),
+        (
+            {"t": ("w", "a b"), ("t", "u"): ("k.0", "n ->", {"along": "n"})},
+            None,
+            "t: two rules make it",
+        ),
+        (
+            {"t": ("w", "a b", {"pad": {"a": 4}})},
+            None,
+            "a is 6 in the file, more than pad= fills: 4",
+        ),
+        (
+            {"t": ("w", "a b", {"scales": "s", "block": (2, 2)})},
+            None,
+            r"s, the scales, is \[2, 2\]: blocks of \[2, 2\] in \[6, 4\] need \[3, 2\]",
+        ),
+        (
+            {"t": ("w", "a b", {"scales": "x", "block": (3, 2)})},
+            None,
+            "the file lacks x, the scales",
+        ),
+        (
+            {"t": ("k.0", "a", {"scales": "s", "block": (1, 1)})},
+            None,
+            r"needs two dimensions, found \[2\]",
+        ),
+        ({".": "w", "t": "s"}, None, "cannot place .: other leaves have this path"),
+        ({"t": "w", "t/u": "s"}, None, "cannot place t/u: its parent is a leaf"),
+        ({"t/{l}": ("empty", "l m -> m")}, None, "has no elements, and would be 100000000 arrays"),
+        ({"t/{l:0..2}": ("w", "l m -> m")}, None, "the range of l has 2 numbers, but l is 6"),
+    ],
+)
+def test_a_rule_that_does_not_fit_names_both_sides(rules: Any, template: Any, error: str) -> None:
+    target = None if template is None else {"t": template}
+    with pytest.raises(TreepackError, match=error) as raised:
+        treepack.load(treepack.dumps(FILE), target, mapping=rules)
+    assert "rule " in str(raised.value) or "cannot place" in str(raised.value)
+
+
+def test_rules_that_a_template_does_not_need_may_be_unsolved() -> None:
+    rules = {"t": ("w", "(h d) m -> h d m"), "g": ("l.{l}.w", "a b -> l a b"), "s": "s"}
+    assert treepack.load(treepack.dumps(FILE), {"s": leaf(2, 2)}, mapping=rules)["s"].shape == (
+        2,
+        2,
+    )
+
+
+def test_one_error_lists_all_faults(tmp_path: Path) -> None:
+    treepack.save(tmp_path / "saved", FILE)
+    mapping = treepack.Mapping(
+        {"t": ("w", "(h d) m -> h d m"), "g": ("l.{l}.w", "a b -> l a b"), "u": ("v", "a")}
+    )
+    template = {"t": leaf(4, 2, 4), "g": leaf(4, 2, 3), "u": leaf(3), "new": leaf(1)}
+    with pytest.raises(TreepackError, match="does not fit 3 leaves") as raised:
+        treepack.load(tmp_path / "saved", template, mapping=mapping)
+    with pytest.raises(TreepackError) as checked:
+        mapping.check(template, tmp_path / "saved")
+    for path in "tgu":
+        assert f"\n  {path}: " in str(raised.value)
+        assert f"\n  {path}: " in str(checked.value)
+    assert "\n  new: the file has no such leaf" in str(checked.value)
+    assert "\n  s: no rule takes it" in str(checked.value)
+
+
+def test_a_save_names_rules_without_a_leaf(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    with pytest.warns(UserWarning, match="the tree has no leaf for rule 'tt'"):
+        treepack.save(path, {"t": leaf(2)}, mapping={"t": ("w", "a"), "tt": ("ww", "a")})
+    with pytest.raises(TreepackError, match="matches nothing in the tree; is it 't'"):
+        treepack.save(path, {"t": leaf(2)}, mapping={"tt": ("w", "a")})
+    rules: Any = {"t": (("q", "k"), "n -> n", {"along": "n"})}
+    with pytest.raises(TreepackError, match="the size of n is unknown"):
+        treepack.save(path, {"t": leaf(4)}, mapping=rules)
+    with pytest.raises(ValueError, match="mapping= requires a tree"):
+        treepack.save(path, iter([("t", leaf(2))]), mapping={"t": "w"})

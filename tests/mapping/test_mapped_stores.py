@@ -1,0 +1,65 @@
+"""Mapped files in a store: each byte is requested once, whichever device needs it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from jax.sharding import NamedSharding, PartitionSpec
+
+import treepack
+
+RULES = {"q": ("l.{l}.q", "(h d) m -> l m h d")}
+SHAPE = (4, 256, 16, 64)
+NBYTES = 4 * 256 * 16 * 64 * 4
+
+
+@pytest.fixture(params=["hub", "model.safetensors", "model.treepack"])
+def url(request: pytest.FixtureRequest) -> str:
+    tensors = {f"l.{at}.q": np.full((1024, 256), at, np.float32) for at in range(4)}
+    place = f"memory://mapping/{request.param}"
+    form = {"format": "safetensors", "max_shard_size": "3MB"} if request.param == "hub" else {}
+    treepack.save(place, tensors, **form)
+    return place
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Returns a list that gets the number of bytes of each request."""
+    counts: list[int] = []
+    cat = MemoryFileSystem.cat_file
+
+    def counted(*args: Any, **options: Any) -> Any:
+        data = cat(*args, **options)
+        counts.append(len(data))
+        return data
+
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", counted)
+    return counts
+
+
+@pytest.mark.parametrize("axis", range(4))
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_devices_share_the_bytes_that_they_read(
+    url: str, read: list[int], axis: int, dtype: Any
+) -> None:
+    spec = PartitionSpec(*[None] * axis, "x")
+    where = NamedSharding(jax.make_mesh((2,), ("x",)), spec)
+    template = {"q": jax.ShapeDtypeStruct(SHAPE, dtype, sharding=where)}
+    headers = sum(read)
+    with treepack.open(url):
+        headers = sum(read) - headers
+    before = sum(read)
+    array = treepack.load(url, template, mapping=RULES, cast=True)["q"]
+    assert np.array_equal(np.asarray(array).max((1, 2, 3)), range(4))
+    assert sum(read) - before <= 1.02 * NBYTES + headers
+
+
+def test_a_box_does_not_read_the_array(url: str, read: list[int]) -> None:
+    with treepack.open(url, mapping=treepack.Mapping(RULES, h=16)) as file:
+        before = sum(read)
+        assert file["q"][2, :, 3].mean() == 2
+        assert sum(read) - before <= NBYTES / 3
