@@ -31,6 +31,7 @@ __all__ = [
     "assemble",
     "captures",
     "check_hashes",
+    "convert",
     "convertible",
     "copy_array",
     "decode_value",
@@ -660,6 +661,40 @@ def copy_array(
     Raises:
       IndexError: If the target is too small, or elements would overlap.
       ValueError: If `source` has another size, or overlaps the target.
+    """
+
+def convert(
+    source: tuple[np.ndarray, int, Sequence[int]],
+    kind: str | np.ndarray,
+    target: tuple[np.ndarray, int, Sequence[int]],
+    dtype: str,
+    shape: Sequence[int],
+    blocks: Sequence[tuple[int, int]],
+    scales: np.ndarray | None,
+    *,
+    scale: float | None,
+    add: float | None,
+    threads: int | None,
+) -> None:
+    """Writes `source * scales * scale + add`, computed in float32.
+
+    Args:
+      source: Bytes, the offset of the first element, and the strides; rows are contiguous.
+      kind: The dtype of the source: float16, bfloat16, float32 or float64; or the values of all 256
+        elements of a dtype of one byte, as float32.
+      target: Bytes that do not overlap the source, and as for the source, in C order.
+      dtype: The dtype of the target: float16, bfloat16 or float32.
+      shape: The shape of both, without an empty dimension.
+      blocks: For each dimension, the number of elements that share a scale, and of those of the
+        first block that are before the source.
+      scales: The scales of all blocks that overlap the source, contiguous, as float32.
+      scale: A factor.
+      add: A summand.
+      threads: The maximum number of threads.
+
+    Raises:
+      IndexError: If the source or target has another order or size, or the scales another number.
+      ValueError: If a dtype is not supported, or the target overlaps the source.
     """
 
 def ranges_of_box(

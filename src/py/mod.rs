@@ -12,6 +12,7 @@
 //! | `catalog/`, `select.rs` | leaves by path; selection of leaves |
 //! | `manifest.rs`, `plan.rs`, `grid.rs`, `boxes.rs` | sharded checkpoints: manifest, plan of writers, grids, boxes |
 //! | `safetensors.rs` | headers of safetensors, as layouts and manifests |
+//! | `pointwise.rs` | conversion of numbers between dtypes |
 //! | `replacement.rs` | files that Python writes, replaced atomically |
 //! | `value.rs` | typed values: static data, keys, metadata |
 //! | `classes.rs`, `fields.rs`, `dtypes.rs` | kinds of values; containers with fixed fields; dtypes |
@@ -52,6 +53,7 @@ mod objects;
 mod options;
 mod pipe;
 mod plan;
+mod pointwise;
 mod replacement;
 mod restore;
 mod safetensors;
@@ -90,6 +92,7 @@ mod _core {
         options::thread_count,
         pipe::Pipe,
         plan::ShardPlan,
+        pointwise::convert,
         replacement::{Replacement, make_directories, remove_if_dead},
         restore::{
             assemble, has_older_types, mark_older, record_metadata, record_ties, restore_state,

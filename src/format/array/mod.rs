@@ -2,13 +2,15 @@
 //!
 //! `frame` chooses an array's `headers`: smallest, widened (`align`), or copied from `recent` ones.
 //! `dims` reads a shape. `shards` is an array in several blocks of memory, `grid` finds the shards
-//! that overlap a box, and `runs` reads a box, `transposed` if memory has another order of dimensions.
+//! that overlap a box, and `runs` reads a box, `transposed` if memory has another order of
+//! dimensions. `pointwise` converts numbers.
 
 mod align;
 mod dims;
 mod frame;
 pub(crate) mod grid;
 mod headers;
+pub mod pointwise;
 mod recent;
 mod runs;
 mod shards;

@@ -10,9 +10,10 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
-from treepack._src.checkpoint.reader import Bounds, LazyArray, memory_of
+from treepack._src.checkpoint.reader import Bounds, LazyArray
 from treepack._src.storage.deferred import Computed
 from treepack._src.storage.fetch import Blocks, Range
+from treepack._src.storage.memory import copy
 
 ALIGN = 64
 """The alignment at which JAX on CPU uses memory in place."""
@@ -45,22 +46,6 @@ def blocks(
         part = slice(start, start + count)
         block = [*box[:axis], box[axis][part], *box[axis + 1 :]]
         yield block, np.moveaxis(inside[part], 0, axis)
-
-
-def copy(source: np.ndarray, target: np.ndarray, *, threads: int | None = None) -> None:
-    """Copies an array to one of the same shape and dtype, such as a transposed view of memory.
-
-    Args:
-      source: The array to copy.
-      target: An array in C order, or a view of a part of one with its axes in any order.
-      threads: The maximum number of threads.
-    """
-    if target.size == 0:
-        return
-    memory, at, strides = memory_of(target)
-    data = np.ascontiguousarray(source).reshape(-1).view(np.uint8)
-    itemsize = source.dtype.itemsize
-    core.copy_array(data, source.shape, itemsize, memory, at, strides, threads=threads)
 
 
 class BoxedArray(LazyArray):

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from treepack._src import dtypes as _dtypes
-from treepack._src.checkpoint.boxed import copy
 from treepack._src.checkpoint.reader import bounds_of
 from treepack._src.mapping.boxes import Part, box_of, joined, windows
 from treepack._src.mapping.plan import Made
 from treepack._src.mapping.pointwise import apply
 from treepack._src.storage.fetch import Blocks, Range, fetching
+from treepack._src.storage.memory import copy
 
 WINDOW_BYTES = 32 << 20
 """The maximum number of bytes that are read, or made contiguous, before they are moved."""
@@ -119,44 +119,43 @@ class Step(NamedTuple):
         if not rule.is_pointwise:
             copy(elements, place, threads=threads)
             return
-        result = place if place.flags.c_contiguous else np.empty(place.shape, place.dtype)
         if rule.scales is not None:
-            self._scaled(elements, result)
-        elif rule.scale is None and rule.add is None:
-            _dtypes.cast(elements, result, path)
+            self._scale(elements, threads)
+        elif rule.scale is not None or rule.add is not None:
+            apply(elements, place, scale=rule.scale, add=rule.add, threads=threads)
         else:
-            apply(elements, result, scale=rule.scale, add=rule.add)
-        if result is not place:
-            copy(result, place, threads=threads)
+            result = place if place.flags.c_contiguous else np.empty(place.shape, place.dtype)
+            _dtypes.cast(elements, result, path)
+            if result is not place:
+                copy(result, place, threads=threads)
 
-    def _scaled(self, elements: np.ndarray, result: np.ndarray) -> None:
-        """Computes elements with factors of blocks, for each matrix."""
-        rule, scales = self.made.rule, self.source.scales()
+    def _scale(self, elements: np.ndarray, threads: int | None) -> None:
+        """Computes elements with factors of blocks, and moves them."""
+        rule, scales, place = self.made.rule, self.source.scales(), self.place
         assert scales is not None
         assert rule.block is not None
-        *lead, rows, columns = box_of(self.part, self.ranges)
-        blocks = [
-            -(-size // each) for size, each in zip(self.part.shape[-2:], rule.block, strict=True)
-        ]
-        factors = scales.reshape(*self.part.shape[:-2], *blocks)
-        block = rule.block
-        index: list[Any] = []
-        for part, size in zip((rows, columns), block, strict=True):
-            if part.start % size or (part.step > 1 and len(part) > 1):
-                block = (1, 1)
-        for part, size in zip((rows, columns), rule.block, strict=True):
-            if block == (1, 1):
-                index.append(np.asarray(part) // size)
-            else:
-                index.append(np.arange(part.start // size, -(-part.stop // size)))
-        sizes = [len(rows), len(columns)]
-        sources = elements.reshape(-1, *sizes)
-        targets = result.reshape(-1, *sizes)
-        matrices = factors[tuple(np.ix_(*map(np.asarray, lead), *index))]
-        for one, matrix, other in zip(
-            sources, matrices.reshape(len(sources), *matrices.shape[-2:]), targets, strict=True
-        ):
-            apply(one, other, scale=rule.scale, add=rule.add, scales=matrix, block=block)
+        box = box_of(self.part, self.ranges)
+        block = (*(1 for _ in box[2:]), *rule.block)
+        sizes = zip(self.part.shape, block, strict=True)
+        factors = scales.reshape([-(-size // each) for size, each in sizes])
+        start = [part.start for part in box]
+        if any(part.step > 1 and len(part) > 1 for part in box):
+            blocks = [np.asarray(part) // each for part, each in zip(box, block, strict=True)]
+            factors, block, start = factors[np.ix_(*blocks)], (1,) * len(box), [0] * len(box)
+        direct = joined(place, self.part)
+        result = np.empty([*map(len, box)], place.dtype) if direct is None else direct
+        apply(
+            elements.reshape(result.shape),
+            result,
+            scale=rule.scale,
+            add=rule.add,
+            scales=factors,
+            block=block,
+            start=start,
+            threads=threads,
+        )
+        if direct is None:
+            copy(result.reshape(place.shape), place, threads=threads)
 
 
 class RowBlocks:

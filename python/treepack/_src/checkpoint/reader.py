@@ -25,6 +25,7 @@ from treepack._src.restore.report import ABSENT
 from treepack._src.storage.content import Openable, Opened, open_parts
 from treepack._src.storage.deferred import Deferred, boxes_of
 from treepack._src.storage.fetch import Blocks, Range, fetching, joined
+from treepack._src.storage.memory import memory_of
 from treepack._src.storage.naming import filename_of, name_file, naming
 from treepack._src.storage.place import absolute
 from treepack.errors import DecodeError, MissingPathError, NewerVersionError
@@ -674,21 +675,6 @@ def _array_at(reader: Reader, parts: list[str]) -> Any:
     if value is None:
         raise MissingPathError(_paths.text(parts), reader.filename)  # the file was replaced
     return reader.leaf(value, parts)
-
-
-def memory_of(array: np.ndarray) -> tuple[np.ndarray, int, tuple[int, ...]]:
-    """Returns the memory of an array in C order, or of a part of one, as bytes.
-
-    Returns:
-      The bytes, the offset of the first element, and the strides.
-    """
-    whole = array if array.base is None else array.base
-    at = _address(array) - _address(whole)
-    return whole.reshape(-1).view(np.uint8), at, array.strides
-
-
-def _address(array: np.ndarray) -> int:
-    return array.ctypes.data  # NumPy's `__array_interface__` crashes if memory is exhausted
 
 
 def bounds_of(box: Iterable[range]) -> Bounds:

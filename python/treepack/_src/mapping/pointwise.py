@@ -1,8 +1,19 @@
-"""Computes elements: scales of blocks, a factor, a sum."""
+"""Converts numbers between dtypes, scaled and shifted."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
+
+import treepack._core as core
+from treepack._src.storage.memory import copy, has_rows, memory_of
+
+# Wider dtypes that the core reads and writes; NumPy converts others.
+_SOURCES = ("float16", "bfloat16", "float32", "float64")
+_TARGETS = ("float16", "bfloat16", "float32")
 
 
 def apply(
@@ -12,28 +23,71 @@ def apply(
     scale: float | None = None,
     add: float | None = None,
     scales: np.ndarray | None = None,
-    block: tuple[int, int] | None = None,
+    block: Sequence[int] = (),
+    start: Sequence[int] | None = None,
+    threads: int | None = None,
 ) -> None:
-    """Writes `source * scales * scale + add` to an array, computed in float32 and rounded once.
+    """Writes `source * scales * scale + add` to an array, in one pass without the GIL.
+
+    Each step is computed in float32 and rounded to the nearest, ties to even.
 
     Args:
-      source: Numbers of any dtype.
-      target: Floats of the same shape; may be a view with its axes in any order.
+      source: Real numbers, which do not overlap the target.
+      target: Floats of the same shape, in C order, or a view of a part of such an array with its
+        axes in any order.
       scale: A factor.
-      add: A number that is added to the product.
-      scales: A factor for each block of the last two dimensions: rows by columns, as many as there
-        are blocks in `source`, of which the last ones may be smaller.
-      block: The shape of a block.
+      add: A summand.
+      scales: A factor for each block of the last dimensions.
+      block: The shape of a block. Blocks begin at multiples of it; the last ones may be smaller.
+      start: The index at which `source` begins, in these dimensions, if it is a box of the array
+        that has the scales; by default at 0.
+      threads: The maximum number of threads.
     """
-    values = source.astype(np.float32)
+    if target.size == 0:
+        return
+    if not (_is_among(source, _SOURCES) or source.itemsize == 1):
+        source = source.astype(np.float32, order="C")
+    elif not has_rows(source):
+        source = source.copy(order="C")
+    into = target
+    if not _is_among(target, _TARGETS):
+        into = np.empty(target.shape, np.float32)
+    elif not has_rows(target):
+        into = np.empty(target.shape, target.dtype)
+    blocks = [(size, 0) for size in source.shape]
     if scales is not None:
-        assert block is not None
-        rows, columns = values.shape[-2:]
-        factors = scales.astype(np.float32).repeat(block[0], 0)[:rows]
-        values *= factors.repeat(block[1], 1)[:, :columns]
-    if scale is not None:
-        values *= np.float32(scale)
-    if add is not None:
-        values += np.float32(add)
-    with np.errstate(over="ignore"):
-        target[...] = values.astype(target.dtype)
+        start = start or [0] * len(block)
+        sizes = source.shape[source.ndim - len(block) :]
+        blocks[source.ndim - len(block) :] = zip(block, map(int.__mod__, start, block), strict=True)
+        box = zip(start, sizes, block, strict=True)
+        inside = [slice(at // each, (at + size - 1) // each + 1) for at, size, each in box]
+        scales = np.ascontiguousarray(scales[tuple(inside)], np.float32).reshape(-1)
+    core.convert(
+        memory_of(source),
+        _table(source.dtype) if source.itemsize == 1 else source.dtype.name,
+        memory_of(into),
+        into.dtype.name,
+        source.shape,
+        blocks,
+        scales,
+        scale=scale,
+        add=add,
+        threads=threads,
+    )
+    if into is target:
+        return
+    if into.dtype == target.dtype:
+        copy(into, target, threads=threads)
+        return
+    with np.errstate(over="ignore", invalid="ignore"):
+        np.copyto(target, into, casting="unsafe")
+
+
+def _is_among(array: np.ndarray, names: Sequence[str]) -> bool:
+    return array.dtype.isnative and array.dtype.name in names
+
+
+@functools.lru_cache(maxsize=16)
+def _table(dtype: np.dtype[Any]) -> np.ndarray:
+    """Returns the values of all elements of a dtype of one byte."""
+    return np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)

@@ -9,13 +9,13 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import paths as _paths
-from treepack._src.checkpoint.boxed import copy
 from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.checkpoint.select import Renaming, similar, values_in
 from treepack._src.checkpoint.sources import Source, axes_of, split, spread
 from treepack._src.formats import Leaves
 from treepack._src.pytree.leaves import host_view
 from treepack._src.storage.deferred import Deferred, Held
+from treepack._src.storage.memory import copy
 from treepack.errors import TreepackError
 
 

@@ -1,0 +1,51 @@
+"""Memory of NumPy arrays, as the core reads and writes it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import treepack._core as core
+
+
+def memory_of(array: np.ndarray) -> tuple[np.ndarray, int, tuple[int, ...]]:
+    """Returns the memory of an array in C order, or of a part of one, as bytes.
+
+    Returns:
+      The bytes, the offset of the first element, and the strides.
+    """
+    whole = _whole(array)
+    at = _address(array) - _address(whole)
+    return whole.reshape(-1).view(np.uint8), at, array.strides
+
+
+def has_rows(array: np.ndarray) -> bool:
+    """Returns whether an array has C order, perhaps with gaps between its rows."""
+    strides = [stride for size, stride in zip(array.shape, array.strides, strict=True) if size > 1]
+    is_ordered = strides == sorted(strides, reverse=True)
+    is_dense = not strides or strides[-1] == array.itemsize
+    return is_ordered and is_dense and _whole(array).flags.c_contiguous
+
+
+def copy(source: np.ndarray, target: np.ndarray, *, threads: int | None = None) -> None:
+    """Copies an array to one of the same shape and dtype, such as a transposed view of memory.
+
+    Args:
+      source: The array to copy.
+      target: An array in C order, or a view of a part of one with its axes in any order.
+      threads: The maximum number of threads.
+    """
+    if target.size == 0:
+        return
+    memory, at, strides = memory_of(target)
+    data = np.ascontiguousarray(source).reshape(-1).view(np.uint8)
+    itemsize = source.dtype.itemsize
+    core.copy_array(data, source.shape, itemsize, memory, at, strides, threads=threads)
+
+
+def _whole(array: np.ndarray) -> np.ndarray:
+    """Returns the array of which an array is a part."""
+    return array.base if isinstance(array.base, np.ndarray) else array
+
+
+def _address(array: np.ndarray) -> int:
+    return array.ctypes.data  # NumPy's `__array_interface__` crashes if memory is exhausted
