@@ -91,7 +91,7 @@ docs:
 	sh tools/docs.sh
 
 ## make bench         the comparison with other libraries, in time and memory: a short run
-## make bench NAME=   another one of benches/ (compare_gzip, startup, open, small, delta, accelerator,
+## make bench NAME=   another one of benches/ (compare_gzip, startup, open, small, delta, accelerator, mapping,
 ##                    jax_serialization, sharded, replicas, scale, stores, threads, transport), or core (parts of the Rust core), full
 ##                    (all that benches/results has), or libraries (the table of docs/types.md: whose states are saved and loaded)
 bench: $(VENV)/.rust $(if $(filter core,$(NAME)),,$(VENV)/.built $(VENV)/.bench) $(if $(filter transport,$(NAME)),$(VENV)/.transport)

@@ -8,8 +8,8 @@ A time is CPU time (user and system) and wall time until all arrays are on their
 of calls that take turns, with the files in the page cache. *rows* and *columns* divide each array
 between the devices, *stacked* makes one transposed array of all layers. Bytes read are those that
 the system reads from the disk for the result, divided by its size, after the page cache was
-dropped. Memory is the peak of a process beyond what it had before and beyond the result; where
-`-` stands, the library lacks the operation.
+dropped. Memory is the peak of a process, by samples, beyond what it had before and beyond the
+result, without pages of files; where `-` stands, the library lacks the operation.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -134,7 +135,10 @@ def stacked_by_numpy_on_devices(folder: Path, sharding: NamedSharding) -> Any:
     return jax.device_put(stacked_by_numpy(folder, sharding), sharding)
 
 
-ROWS: dict[str, tuple[tuple[str | None, ...], dict[str, Callable[[Path, Any], Any]]]] = {
+Rows = dict[str, tuple[tuple[str | None, ...], dict[str, Callable[[Path, Any], Any]]]]
+"""Axes of the mesh for each dimension, and loads by library."""
+
+ROWS: Rows = {
     "rows": (("x", None), {"treepack": ours, "safetensors": theirs, "Orbax v1": orbax}),
     "columns": ((None, "x"), {"treepack": ours, "safetensors": theirs, "Orbax v1": orbax}),
     "stacked": (
@@ -168,14 +172,14 @@ def bytes_read() -> int:
     return int(next(line for line in lines if line.startswith("read_bytes")).split()[1])
 
 
-def once(folder: Path, row: str, library: str, *, cold: bool) -> None:
-    """Prints the bytes read, or the peak of memory beyond the result, of one load."""
-    axes, calls = ROWS[row]
+def once(rows: Rows, folder: Path, row: str, library: str, *, cold: bool) -> None:
+    """Prints the bytes read, or the peak of memory beyond what was there before, of one load."""
+    axes, calls = rows[row]
     sharding = place(*axes)
-    treepack.open(folder).close()
+    treepack.open(next(folder.rglob("*.safetensors"))).close()
     jax.block_until_ready(jax.device_put(np.zeros(8, np.float32), jax.devices()[0]))
     if cold:
-        for path in folder.glob("*.safetensors"):
+        for path in folder.rglob("*.safetensors"):
             with path.open("rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         before = bytes_read()
@@ -186,17 +190,25 @@ def once(folder: Path, row: str, library: str, *, cold: bool) -> None:
                 np.asarray(shard.data).view(np.uint16).max()
         print(bytes_read() - before)
         return
-    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
-    before = status("RssAnon")
+    before, peak, done = status("RssAnon"), 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.wait(0.001):
+            peak = max(peak, status("RssAnon") - before)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
     made = calls[library](folder, sharding)
     jax.block_until_ready(made)
-    # The peak has mapped pages of the file as well, which the system takes back.
-    print(status("VmHWM") - status("RssFile") - before, status("RssAnon") - before)
+    done.set()
+    watcher.join()
+    print(peak)
 
 
-def apart(folder: Path, row: str, library: str, mode: str) -> list[int]:
-    """Runs `once` in a process of its own; returns its output."""
-    command = [sys.executable, __file__, "--once", str(folder), row, library, mode]
+def apart(script: str, folder: Path, row: str, library: str, mode: str) -> list[int]:
+    """Runs `once` of a script in a process of its own; returns its output."""
+    command = [sys.executable, script, "--once", str(folder), row, library, mode]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return [*map(int, done.stdout.split())]
 
@@ -221,51 +233,68 @@ def many(count: int, rounds: int) -> None:
             print(f"{count} tensors, {library:20} {statistics.median(found[1:]):7.4f}s")
 
 
-def main() -> None:
-    """Prints a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def table(
+    script: str,
+    rows: Rows,
+    folder: Path,
+    sizes: Callable[[str], tuple[int, int]],
+    options: argparse.Namespace,
+) -> None:
+    """Prints a line for each row and library; `sizes` are the bytes of the file and the result."""
+    print(f"{'':15} {'':12} {'CPU':>7} {'wall':>8} {'read':>6} {'memory':>9}")
+    for row in options.row or rows:
+        axes, known = rows[row]
+        wanted = options.library or known
+        calls = {library: call for library, call in known.items() if library in wanted}
+        times: dict[str, list[tuple[float, float]]] = {library: [] for library in calls}
+        run = {
+            library: functools.partial(call, folder, place(*axes))
+            for library, call in calls.items()
+        }
+        for number in range(options.rounds + 1):
+            for library, call in run.items():
+                found = timed(call)
+                if number:
+                    times[library].append(found)
+        needed, result = sizes(row)
+        for library in calls:
+            cpu, wall = (statistics.median(it) for it in zip(*times[library], strict=True))
+            [read] = apart(script, folder, row, library, "cold")
+            [peak] = apart(script, folder, row, library, "warm")
+            print(
+                f"{row:15} {library:12} {cpu:6.2f}s {wall:7.2f}s {read / needed:6.3f} "
+                f"{(peak - result) / (1 << 20):5.0f} MiB",
+                flush=True,
+            )
+
+
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    """Returns a parser of the options of a table."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--row", action="append", help="measures only these; may be repeated")
     parser.add_argument("--library", action="append", help="measures only these; may be repeated")
-    parser.add_argument("--many", type=int, help="measures so many small tensors")
     parser.add_argument("--once", nargs=4)
+    return parser
+
+
+def main() -> None:
+    """Prints a table."""
+    parser = arguments(__doc__)
+    parser.add_argument("--many", type=int, help="measures so many small tensors")
     options = parser.parse_args()
     if options.many:
         many(options.many, options.rounds)
         return
     if options.once:
         folder, row, library, mode = options.once
-        once(Path(folder), row, library, cold=mode == "cold")
+        once(ROWS, Path(folder), row, library, cold=mode == "cold")
         return
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as name:
         folder = Path(name)
         write(folder, options.mib)
-        size = options.mib << 20
-        print(f"{'':15} {'':12} {'CPU':>7} {'wall':>8} {'read':>6} {'memory':>9}")
-        for row in options.row or ROWS:
-            axes, known = ROWS[row]
-            wanted = options.library or known
-            calls = {library: call for library, call in known.items() if library in wanted}
-            times: dict[str, list[tuple[float, float]]] = {library: [] for library in calls}
-            run = {
-                library: functools.partial(call, folder, place(*axes))
-                for library, call in calls.items()
-            }
-            for number in range(options.rounds + 1):
-                for library, call in run.items():
-                    found = timed(call)
-                    if number:
-                        times[library].append(found)
-            for library in calls:
-                cpu, wall = (statistics.median(it) for it in zip(*times[library], strict=True))
-                [read] = apart(folder, row, library, "cold")
-                peak, _ = apart(folder, row, library, "warm")
-                print(
-                    f"{row:15} {library:12} {cpu:6.2f}s {wall:7.2f}s {read / size:6.2f} "
-                    f"{(peak - size) / (1 << 20):5.0f} MiB",
-                    flush=True,
-                )
+        table(__file__, ROWS, folder, lambda _: (options.mib << 20,) * 2, options)
 
 
 if __name__ == "__main__":
