@@ -16,6 +16,7 @@ __all__ = [
     "BaseMismatchError",
     "BusyError",
     "CorruptionError",
+    "DamagedFileError",
     "DecodeError",
     "GzipCorruptionError",
     "GzipError",
@@ -29,10 +30,12 @@ __all__ = [
     "NewerVersionError",
     "NoIndexError",
     "NoManifestError",
+    "OthersError",
     "StateDictKeyError",
     "TreepackError",
     "UnregisteredTypeError",
     "UnserializableLeafError",
+    "UnsummedError",
 ]
 
 
@@ -149,12 +152,22 @@ class NoManifestError(DecodeError):
     is_above: bool = False
 
 
+class DamagedFileError(DecodeError):
+    """A file of a directory is damaged or missing, so that the directory cannot be opened."""
+
+
 class BusyError(TreepackError):
     """Another job saves to the same directory, or publishes to it."""
 
 
+class OthersError(TreepackError):
+    """Another process failed, so that a save or load of all processes did."""
+
+
 class BaseMismatchError(TreepackError):
-    """A patch was made against another base, or its base is missing or cannot be used.
+    """A patch was made against another base, or its base cannot be used or was not passed.
+
+    A missing file is a `FileNotFoundError`.
 
     Attributes:
       paths: The leaves that the base lacks, or has with another dtype, shape or content; the
@@ -186,6 +199,10 @@ class CorruptionError(TreepackError):
     means_damage = True
 
 
+class UnsummedError(TreepackError):
+    """A file without checksums, such as one of another library, is to be verified."""
+
+
 class GzipError(TreepackError, gzip.BadGzipFile):
     """A gzip stream cannot be read. Python's own `gzip` raises a `BadGzipFile`."""
 
@@ -197,7 +214,7 @@ class GzipCorruptionError(CorruptionError, GzipError):
 
 
 class NoIndexError(GzipError):
-    """A gzip stream lacks an index of its blocks, so it can only be read as a whole.
+    """A gzip stream of more than 1 MiB lacks an index of its blocks, so it is only read whole.
 
     The stream is not damaged: `load` reads it, `open` cannot.
     """

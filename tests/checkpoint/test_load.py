@@ -577,8 +577,28 @@ def test_numbers_where_the_template_has_arrays_of_jax(tmp_path: Path) -> None:
     # Of another kind they would be other numbers.
     found = treepack.loads(treepack.dumps({"step": 2.5, "scale": 3}), template, strict=False)
     assert found == {"step": 2.5, "scale": 3}
-    found = treepack.loads(treepack.dumps({"step": 2**40, "scale": 1e300}), template)
-    assert found == {"step": 2**40, "scale": 1e300}
+    large = {"step": 2**40, "scale": 1e300}
+    assert treepack.loads(treepack.dumps(large), template, strict=False) == large
+    for places in (template, {"step": np.int32(0), "scale": np.zeros((), np.float32)}):
+        for strict in (True, "exact"):
+            with pytest.raises(treepack.MismatchError, match=f"found int {2**40}.*does not fit"):
+                treepack.loads(treepack.dumps(large), places, strict=strict)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [3, 2.5, True, np.int64(0), np.float64(0), np.zeros((), np.int64), np.zeros((), np.float64)],
+    ids=repr,
+)
+@pytest.mark.parametrize("arrays", ["saved", "numpy"])
+def test_numbers_come_back_as_the_template_has_them(template: Any, arrays: Any) -> None:
+    kind = type(template.item()) if hasattr(template, "item") else type(template)
+    for saved in (kind(1), np.asarray(kind(1))[()], np.asarray(kind(1))):
+        found = treepack.loads(treepack.dumps({"a": saved}), {"a": template}, arrays=arrays)["a"]
+        assert type(found) is type(template)
+        assert found == 1
+    array = treepack.loads(treepack.dumps({"a": np.float32(1)}), {"a": jnp.float32(0)})["a"]
+    assert isinstance(array, jax.Array)
 
 
 def test_scalars_stay_scalars_when_they_are_cast() -> None:

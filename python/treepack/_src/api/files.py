@@ -519,7 +519,7 @@ def load(
       ValueError: If `select` or `rename` matches nothing.
       MismatchError: A ValueError that lists all differences, if the file does not match the target.
       BaseMismatchError: A ValueError. If the file was saved with another `base=`, or the base
-        beside it cannot be used.
+        beside it cannot be used. A missing base is a FileNotFoundError, an OSError.
       UnregisteredTypeError: A DecodeError with the name, if a type is not registered.
       CorruptionError: A ValueError, if the file is damaged gzip (GzipCorruptionError) or truncated
         gzip (GzipTruncatedError), or if `verify` finds damage.

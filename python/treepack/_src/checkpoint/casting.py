@@ -13,7 +13,6 @@ import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src.checkpoint.boxed import BoxedArray, aligned
 from treepack._src.checkpoint.boxes import Box
-from treepack._src.interop import jax as _jax
 from treepack._src.options import Reading
 from treepack._src.paths import Trail
 from treepack._src.restore.compare import signature
@@ -167,24 +166,6 @@ def cast_floats(state: Any, reading: Reading, note: Callable[[Trail], None]) -> 
     below(root, 0, Trail())
     finish()
     return root[0]
-
-
-def number_to_array(target: Any, leaf: Any) -> Any:
-    """Returns a number as an array where the template has a JAX array of its kind.
-
-    A number that does not fit the dtype stays a number.
-    """
-    if type(leaf) not in (bool, int, float, complex) or not _jax.is_abstract(target):
-        return leaf
-    expected = signature(target)
-    if expected is None or expected.shape != () or expected.kind != type(leaf).__name__:
-        return leaf
-    try:
-        with np.errstate(over="ignore"):
-            array = np.asarray(leaf, expected.dtype)
-    except OverflowError:
-        return leaf
-    return array if np.isfinite(array) or not np.isfinite(leaf) else leaf
 
 
 def _cast(source: Any, dtype: np.dtype[Any], work: _Casts, path: Trail) -> Any:

@@ -575,8 +575,8 @@ def open(
       DecodeError: A ValueError with the byte offset, if the file has another format; the message
         names the format if it is known.
       NewerVersionError: A DecodeError, if a newer version of treepack wrote the file.
-      NoIndexError: A GzipError, if the file is gzip of another program, which cannot be read in
-        parts.
+      NoIndexError: A GzipError, if the file is gzip of another program above 1 MiB, which
+        cannot be read in parts.
       CorruptionError: A ValueError, if the file is damaged gzip (GzipCorruptionError) or truncated
         gzip (GzipTruncatedError).
 

@@ -42,6 +42,7 @@ from treepack.errors import (
     HoleError,
     NewerVersionError,
     TreepackError,
+    UnsummedError,
 )
 
 
@@ -394,16 +395,12 @@ def _without_unfit(place: Place, target: Any, choice: _Choice, selection: Select
     return choice._replace(marks=catalog.mark(marked), mismatched=mismatched)
 
 
-class UnsummedError(TreepackError):
-    """A file without checksums is to be verified."""
-
-    @classmethod
-    def but(cls, remedy: str) -> UnsummedError:
-        """Returns the error with a remedy."""
-        return cls(
-            "there are no checksums to verify: the file is not from treepack.save, or was made by "
-            f"dumps; {remedy}"
-        )
+def unsummed(remedy: str) -> UnsummedError:
+    """Returns the error about a file without checksums, with a remedy."""
+    return UnsummedError(
+        "there are no checksums to verify: the file is not from treepack.save, or was made by "
+        f"dumps; {remedy}"
+    )
 
 
 def _corrupt(
@@ -429,7 +426,7 @@ def _corrupt(
         raise DecodeError(place.reader.damage)
     if not place.reader.is_summed and place.reader.damage is None:
         option = "verify=" if selection.verify else "on_corrupt="
-        raise UnsummedError.but(f"leave out {option}")
+        raise unsummed(f"leave out {option}")
     place.reader.remember()  # exactly the verified bytes are loaded
     with progress_bar(reading.progress, "verify") as tell:
         statuses, damage = place.reader.verify(threads=reading.threads, progress=tell)

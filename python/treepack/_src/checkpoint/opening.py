@@ -7,7 +7,7 @@ from typing import Any, Literal, cast
 
 from treepack._src import formats
 from treepack._src.checkpoint.alone import ShardsReader
-from treepack._src.checkpoint.reader import DamagedFileError, Reader
+from treepack._src.checkpoint.reader import Reader
 from treepack._src.checkpoint.sharded import ShardedReader
 from treepack._src.checkpoint.shards import FILE, MANIFEST
 from treepack._src.formats import Format
@@ -15,6 +15,7 @@ from treepack._src.options import check
 from treepack._src.storage.content import Openable, Opened, open_parts
 from treepack.errors import (
     CorruptionError,
+    DamagedFileError,
     DecodeError,
     NewerVersionError,
     NoManifestError,

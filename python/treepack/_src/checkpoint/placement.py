@@ -14,7 +14,7 @@ import numpy as np
 import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.boxes import ShardedArray, expect, find
-from treepack._src.checkpoint.casting import Item, cast_items, index_key, number_to_array
+from treepack._src.checkpoint.casting import Item, cast_items, index_key
 from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.checkpoint.replicas import Together, share, together
 from treepack._src.checkpoint.transfer import parts_of, transfer
@@ -94,7 +94,9 @@ def converter(
         for item in items:
             if isinstance(item.leaf, LazyArray):
                 item.leaf = item.leaf.__array__(copy=reading.copy)
-        return [like_scalar(item.target, item.leaf) for item in items]
+            if not reading.is_drop_in:
+                item.leaf = like_scalar(item.target, item.leaf)
+        return [item.leaf for item in items]
 
     return convert
 
@@ -171,7 +173,8 @@ def _place(
     twins: list[tuple[Item, Item]] = []
     of_numpy = where is not None or reading.arrays == "jax"
     for item in items:
-        item.leaf = number_to_array(item.target, item.leaf)
+        if _jax.is_abstract(item.target):
+            item.leaf = like_scalar(item.target, item.leaf)
         target, array = item.target, item.leaf
         is_jax = _is_jax(item)
         if not is_jax and not (of_numpy and _may_be_jax(item)):

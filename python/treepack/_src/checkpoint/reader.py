@@ -54,10 +54,6 @@ StayLazy = Callable[[Sequence[str]], bool]
 ReadLeaf = Callable[[int, list[str]], Any]
 
 
-class DamagedFileError(DecodeError):
-    """A file of a directory is damaged, so that the directory cannot be opened."""
-
-
 class UnreadableError(DecodeError):
     """A leaf that may be undamaged is of a kind that treepack does not support."""
 

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 from treepack._src.interop import jax as _jax
 from treepack._src.options import TIMEOUT_S, check
 from treepack._src.tasks import Task, Thread
-from treepack.errors import TreepackError
+from treepack.errors import OthersError, TreepackError
 
 T = TypeVar("T")
 
@@ -59,10 +59,6 @@ def check_not_forked(call: str) -> None:
             f"a forked process cannot {call} together with other processes: start it with "
             f"`spawn`, or {call} in the parent"
         )
-
-
-class OthersError(TreepackError):
-    """Another process failed."""
 
 
 class Message(NamedTuple):

@@ -116,9 +116,11 @@ def difference(
     if expected is not None and found is not None:
         same = expected.shape == found.shape and _same_dtype(target, expected, found, strict, cast)
     elif expected is not None:
-        same = _is_number_like(state, expected)
+        same = _is_of_kind(state, expected)
+        if same and _as_array(state, expected) is None:
+            return described(target), f"{type(state).__name__} {state}, which does not fit"
     elif found is not None:
-        same = _is_number_like(target, found) or not (_is_plain(target) or is_function(target))
+        same = _is_of_kind(target, found) or not (_is_plain(target) or is_function(target))
     elif isinstance(state, Mapping):
         same = not _is_plain(target)
     else:
@@ -127,12 +129,35 @@ def difference(
 
 
 def like_scalar(target: Any, value: Any) -> Any:
-    """Returns a 0-d array as a number of NumPy or Python where the template has one."""
-    if not isinstance(value, np.ndarray) or value.ndim > 0:
+    """Returns a 0-d array or number as the one of these that the template has.
+
+    A Python number of another kind than the array's, or outside of its range, stays a number.
+    """
+    if type(value) in _NUMBERS:
+        expected = None if type(target) in _NUMBERS else signature(target)
+        if expected is None or not _is_of_kind(value, expected):
+            return value
+        array = _as_array(value, expected)
+        if array is None:
+            return value
+        value = array
+    elif isinstance(value, np.generic):
+        value = value if isinstance(target, np.generic) else np.asarray(value)
+    elif not isinstance(value, np.ndarray) or value.ndim > 0:
         return value
     if isinstance(target, np.generic):
         return value[()]
     return value.item() if type(target) in _NUMBERS else value
+
+
+def _as_array(number: Any, like: Signature) -> np.ndarray | None:
+    """Returns a Python number as a 0-d array, or `None` if it is outside of the dtype's range."""
+    try:
+        with np.errstate(over="ignore"):
+            array = np.asarray(number, like.dtype)
+    except OverflowError:
+        return None
+    return array if np.isfinite(array) or not np.isfinite(number) else None
 
 
 def is_opaque(leaf: Any) -> bool:
@@ -145,7 +170,7 @@ def _is_plain(leaf: Any) -> bool:
     return leaf is None or type(leaf) in _PLAIN
 
 
-def _is_number_like(number: Any, array: Signature) -> bool:
+def _is_of_kind(number: Any, array: Signature) -> bool:
     """Returns whether a Python number matches a 0-d array of its kind."""
     return array.shape == () and type(number) in _NUMBERS and type(number).__name__ == array.kind
 

@@ -19,7 +19,7 @@ from typing import Any, Unpack
 from treepack._src.api.bytes import dumps, loads
 from treepack._src.checkpoint.boxes import DAMAGE
 from treepack._src.checkpoint.file import File
-from treepack._src.checkpoint.load import UnsummedError
+from treepack._src.checkpoint.load import unsummed
 from treepack._src.checkpoint.opening import open_reader
 from treepack._src.checkpoint.reader import Reader
 from treepack._src.checkpoint.sharded import ShardedReader
@@ -37,6 +37,7 @@ from treepack.errors import (
     NoIndexError,
     UnregisteredTypeError,
     UnserializableLeafError,
+    UnsummedError,
 )
 
 _KEY = "series"
@@ -150,9 +151,7 @@ class Contents:
         try:
             return File(self._reader).load(template, **options)
         except UnsummedError:
-            raise UnsummedError.but(
-                'pass verify="manifest" to resume, which then reads it'
-            ) from None
+            raise unsummed('pass verify="manifest" to resume, which then reads it') from None
 
     @property
     def nbytes(self) -> int:

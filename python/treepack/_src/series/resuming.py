@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from treepack._src.api.structure import is_checkpoint
 from treepack._src.checkpoint.sharded import unless_replaced
 from treepack._src.interop import jax as _jax
-from treepack._src.interop.group import Group, Message, OthersError, text_of
+from treepack._src.interop.group import Group, Message, text_of
 from treepack._src.options import ChoiceOptions
 from treepack._src.printable import printable, warn
 from treepack._src.series.contents import is_damage, opened
@@ -25,7 +25,7 @@ from treepack._src.series.fast import Fast
 from treepack._src.series.names import CheckpointEntry
 from treepack._src.series.writing import Checkpoints
 from treepack._src.storage.place import shown
-from treepack.errors import CorruptionError, TreepackError
+from treepack.errors import CorruptionError, OthersError, TreepackError
 
 # The number of retries if a checkpoint is removed while it is read, since later ones are saved.
 _ATTEMPTS = 5

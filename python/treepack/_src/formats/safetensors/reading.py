@@ -21,7 +21,7 @@ from typing import Any
 import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.laid import Unchecked
-from treepack._src.checkpoint.reader import DamagedFileError, Place, Reader, StayLazy
+from treepack._src.checkpoint.reader import Place, Reader, StayLazy
 from treepack._src.checkpoint.sharded import ShardedReader
 from treepack._src.formats import SEPARATOR
 from treepack._src.formats.safetensors.header import (
@@ -41,7 +41,7 @@ from treepack._src.storage.place import beside, joined
 from treepack._src.storage.store import RemoteStore
 from treepack._src.storage.stores import store_of
 from treepack._src.tasks import run
-from treepack.errors import DecodeError, NoManifestError, TreepackError
+from treepack.errors import DamagedFileError, DecodeError, NoManifestError, TreepackError
 
 
 def _header_of(content: core.Content, *, salvage: bool) -> core.Tensors:
