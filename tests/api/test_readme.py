@@ -187,6 +187,7 @@ def test_who_notices_other_shapes(saved_by_orbax: Any):
             with pytest.raises(ValueError, match="shape"):
                 restore(template)
     for template in (numpy, *placed.values()):
+        assert shapes(tree.restore(path, item=template)) == [(300, 300)]
         with pytest.raises(treepack.TreepackError, match="w"):
             treepack.loads(treepack.dumps(old), template)
 
@@ -216,6 +217,27 @@ def test_who_notices_a_corrupted_array(saved_by_orbax: Any, tmp_path: Path):
     assert treepack.verify(path).corrupt == ["w"]
     with pytest.raises(treepack.TreepackError, match="w"):
         treepack.load(path, verify=True)
+
+
+@pytest.mark.parametrize(
+    "array", [np.arange(64, dtype=np.float32), np.ones((512, 512), np.float32)], ids=["small", "ones"]
+)
+def test_orbax_notices_corrupted_nodes_of_its_database(tmp_path: Path, array: np.ndarray):
+    with orbax_checkpoint.PyTreeCheckpointer() as saver:
+        saver.save(tmp_path / "saved", {"w": array})
+        errors = 0
+        for file in (tmp_path / "saved").glob("**/d/*"):
+            data = file.read_bytes()
+            for at in range(0, len(data), len(data) // 7 + 1):
+                file.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+                try:
+                    found = saver.restore(tmp_path / "saved")["w"]
+                except ValueError:
+                    errors += 1
+                else:
+                    np.testing.assert_array_equal(found, array)  # a file that is not read
+            file.write_bytes(data)
+    assert errors >= 7
 
 
 def test_who_reads_a_few_rows(saved_by_orbax: Any, tmp_path: Path):

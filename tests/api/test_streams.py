@@ -51,10 +51,37 @@ def test_an_iterator_becomes_a_tree(tmp_path: Path, compress: bool) -> None:
         check(flax.serialization.msgpack_restore(path.read_bytes()))
     treepack.save(path, iter([((), np.arange(20_000))]))
     assert treepack.load(path)[7] == 7
-    treepack.save(path, iter([]))
-    assert treepack.load(path) == {}
     treepack.save("memory://streams/saved", iter(LEAVES))
     check(treepack.load("memory://streams/saved"))
+
+
+@pytest.mark.parametrize("write", [treepack.save, treepack.write_stream])
+def test_an_iterator_that_was_used_replaces_nothing(tmp_path: Path, write: Any) -> None:
+    path = tmp_path / "saved"
+    path.write_bytes(b"before")
+    used = iter(LEAVES)
+    list(used)
+    with pytest.raises(ValueError, match="yields nothing.*make a new one"):
+        write(path, used)
+    assert path.read_bytes() == b"before"
+
+
+@pytest.mark.parametrize("leaves", [{"w1": 1, "b1": 2}, {"weight": 1}, [3]])
+def test_leaves_of_a_stream_are_pairs(tmp_path: Path, leaves: Any) -> None:
+    with pytest.raises(TypeError, match=r"pairs of a path and a leaf.*iter\(tree\.items\(\)\)"):
+        treepack.write_stream(tmp_path / "stream", leaves)
+    assert not (tmp_path / "stream").exists()
+
+
+def test_a_stream_is_written_to_a_url() -> None:
+    for leaves in (LEAVES, []):
+        treepack.write_stream("memory://streams/plain", leaves)
+        found = [leaf for _, leaf in treepack.read_stream("memory://streams/plain")]
+        assert len(found) == len(leaves)
+    treepack.write_stream("memory://streams/plain", LEAVES, storage_options={})
+    np.testing.assert_array_equal(
+        dict(treepack.read_stream("memory://streams/plain"))["params", "w"], LEAVES[0][1]
+    )
 
 
 def test_an_iterator_that_fails_leaves_nothing(tmp_path: Path) -> None:

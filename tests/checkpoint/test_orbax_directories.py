@@ -292,6 +292,22 @@ def test_metadata(tmp_path: Path) -> None:
     assert treepack.read_metadata(tmp_path / "a") == {"lr": 0.1}
 
 
+def test_metadata_beside_an_item(tmp_path: Path) -> None:
+    state = {"w": jnp.ones(2)}
+    with ocp.StandardCheckpointer() as standard:
+        standard.save(tmp_path / "standard", state, custom_metadata={"a": 1})
+    ocp.PyTreeCheckpointer().save(tmp_path / "tree", state, custom_metadata={"a": 1})
+    ocp_v1.save(tmp_path / "v1", state, custom_metadata={"a": 1})
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(0, args=ocp.args.StandardSave(state), custom_metadata={"a": 1})
+        manager.save(1, args=ocp.args.StandardSave(state))
+    for name in ("standard", "tree", "v1", "v1/state", "run/0", "run/0/default"):
+        assert treepack.read_metadata(tmp_path / name) == {"a": 1}, name
+        with treepack.open(tmp_path / name) as file:
+            assert file.metadata == {"a": 1}
+    assert treepack.read_metadata(tmp_path / "run/1") is None
+
+
 def test_values_in_one_file(tmp_path: Path) -> None:
     """Older versions write values to one file, which refers to arrays beside it."""
     golden = Path(__file__).parents[1] / "golden" / "orbax" / "0.5.20"

@@ -652,3 +652,21 @@ def test_max_size_bounds_compressed_files_together(count: int, tmp_path: Path) -
             read(path, max_size=count * 41_000)
             with pytest.raises(treepack.TreepackError, match="max_size="):
                 read(path, max_size=count * 40_000)
+
+
+def test_the_names_of_a_file_are_paths(tmp_path: Path) -> None:
+    arrays = {"l.weight": np.ones((2, 3)), "l.deep.bias": np.zeros(3), "x": np.ones(1)}
+    safetensors.numpy.save_file(arrays, tmp_path / "n.safetensors")
+    np.savez(tmp_path / "n.npz", **arrays)
+    for name in ("n.safetensors", "n.npz"):
+        with treepack.open(tmp_path / name) as file:
+            for key, array in arrays.items():
+                np.testing.assert_array_equal(file[key][...], array)
+                assert key in file
+            assert file["l"]["deep.bias"].shape == file.get("l.deep.bias").shape == (3,)
+            assert "l.deep.weight" not in file
+            with pytest.raises(KeyError, match=r"l\.deep\.weight"):
+                file["l.deep.weight"]
+    treepack.save(tmp_path / "n", {"l": {"weight": 1}})
+    with treepack.open(tmp_path / "n") as file:
+        assert "l.weight" not in file  # its names are paths

@@ -712,3 +712,19 @@ def test_types_and_functions_in_static_data_of_a_tree_are_registered() -> None:
     scale, mapping, partial, last = [node.static for node in loaded]
     assert (scale, mapping, last) == (parts[0], parts[1], parts[3])
     assert (partial.func, partial.args) == (halved, (4,))
+
+
+@pytest.mark.parametrize("register", [treepack.register_dataclass, treepack.register_namedtuple])
+def test_an_upgrade_needs_a_version(register: Any) -> None:
+    class Tuple(NamedTuple):
+        a: int
+
+    @dataclasses.dataclass
+    class Data:
+        a: int
+
+    kind = Data if register is treepack.register_dataclass else Tuple
+    options = {"serialized_name": f"registration.Upgraded{kind.__name__}"}
+    with pytest.raises(ValueError, match="pass version=1"):
+        register(kind, upgrade=lambda *old: old[:2], **options)
+    assert register(kind, version=1, upgrade=lambda *old: old[:2], **options) is kind

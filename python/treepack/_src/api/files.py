@@ -58,6 +58,7 @@ from treepack._src.storage.place import (
     real,
     resolved,
     resolved_beside,
+    shown,
 )
 from treepack._src.storage.write import save_layout
 from treepack.errors import DecodeError, TreepackError
@@ -233,6 +234,11 @@ def save(
     is_plain = has_flax_suffix(place)
     if is_plain:
         check_plain(saved, is_whole=not isinstance(tree, Iterator))
+    if options.get("compress") == "numbers" and has_gzip_suffix(place):
+        raise ValueError(
+            f"{shown(place)!r}: compress='numbers' is not gzip: leave out "
+            "compress=, or the suffix .gz"
+        )
     if options.get("compress") is None:
         options["compress"] = not saved.sharded and has_gzip_suffix(place)
     writing = Writing.of(options)

@@ -62,18 +62,27 @@ def read_stream(
         yield tuple(key), leaf
 
 
-def write_stream(path: Location, leaves: Iterable[tuple[Any, Any]]) -> None:
+def write_stream(
+    path: Location,
+    leaves: Iterable[tuple[Any, Any]],
+    *,
+    storage_options: StorageOptions = None,
+) -> None:
     """Writes leaves to an EasyLM or EasyDeL stream, and replaces the file atomically.
 
+    A stream of one leaf is a MessagePack value as well: `load` returns its key and bytes.
+
     Args:
-      path: The file.
+      path: The file, or its URL: a stream is uploaded when its last leaf is written.
       leaves: Pairs of a path (a tuple of keys, a key path of JAX, or a string such as `params/w`)
-        and a leaf. From an iterator, only one leaf is in memory at a time.
+        and a leaf, such as `tree.items()`. From an iterator, only one leaf is in memory at a time.
+      storage_options: See `save`.
 
     Raises:
       OSError: If the file cannot be written.
       UnserializableLeafError: A TypeError, if a leaf cannot be stored.
-      ValueError: If the suffix of `path` is of another format.
+      TypeError: If `leaves` has something other than pairs.
+      ValueError: If the suffix of `path` is of another format, or an iterator yields nothing.
 
     Examples:
       >>> import numpy as np, tempfile, treepack
@@ -82,10 +91,10 @@ def write_stream(path: Location, leaves: Iterable[tuple[Any, Any]]) -> None:
       >>> next(treepack.read_stream(path))
       (('layers', '0'), array([0, 0]))
     """
-    place = located(path)
+    place = located(path, storage_options)
     check_suffix(place)
     with replacing(place) as file:
-        for key, leaf in leaves:
+        for key, leaf in _pairs(leaves):
             value = state_layout(leaf, 16).to_bytes(threads=None)
             file.write(plain_layout([_paths.parts(key), value], 16).to_bytes(threads=None))
 
@@ -97,15 +106,27 @@ def spooled(leaves: Iterable[tuple[Any, Any]], path: str | os.PathLike[str]) -> 
         yield _collected(leaves, file, path)
 
 
-def _collected(leaves: Iterable[tuple[Any, Any]], file: Any, path: Any) -> Any:
-    rows: list[tuple[list[str], Any, int | None]] = []
+def _pairs(leaves: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
+    """Yields pairs of a path and a leaf; raises for others, and for an iterator without any."""
+    is_used = isinstance(leaves, Iterator)
     for pair in leaves:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise TypeError(
-                "an iterator must yield pairs of a path and a leaf, such as ('params/w', array), "
-                f"got {pair!r:.100}"
+                "leaves must be pairs of a path and a leaf, such as ('params/w', array), got "
+                f"{pair!r:.100}: of a dict, pass iter(tree.items())"
             )
-        key, leaf = pair
+        is_used = False
+        yield pair[0], pair[1]
+    if is_used:
+        raise ValueError(
+            "the iterator yields nothing, as one that was used before: make a new one; for an "
+            "empty tree, pass {}"
+        )
+
+
+def _collected(leaves: Iterable[tuple[Any, Any]], file: Any, path: Any) -> Any:
+    rows: list[tuple[list[str], Any, int | None]] = []
+    for key, leaf in _pairs(leaves):
         if isinstance(leaf, Deferred) or not _is_large(leaf):
             rows.append((_paths.parts(key), leaf, None))
             continue

@@ -99,7 +99,7 @@ class Tree(Hinting, Mapping[str, Any]):
         return f"is it [{name!r}]?" if is_key else ""
 
     def _literally(self, path: Any) -> tuple[tuple[int, list[str]] | None, dict[str, list[str]]]:
-        """Looks up a path without escapes.
+        """Looks up a path without escapes, or a name of the file's format.
 
         Returns:
           The value and the parts of its path if exactly one matches; and similar paths.
@@ -107,6 +107,11 @@ class Tree(Hinting, Mapping[str, Any]):
         if not isinstance(path, str):
             return None, {}
         children = self._catalog.children
+        reader, start, _ = self._place
+        if reader.separator is not None and reader.separator in path:
+            parts = path.split(reader.separator)
+            if (value := reader.catalog.find(parts, start)) is not None:
+                return (value, parts), {}
         matches, near = _paths.literal(path, self._place.value, lambda value: children(value) or ())
         return (matches[0] if len(matches) == 1 else None), near
 

@@ -114,7 +114,7 @@ def register_dataclass(
     _check_dropped(nodetype, drop_fields)
     with registering:
         name = TYPES.chosen(nodetype, serialized_name)
-        _check_claims(nodetype, name, aliases, version)
+        _check_claims(nodetype, name, aliases, version, upgrade)
         given = None
         if data_fields is not None and meta_fields is not None:
             given = Fields(list(data_fields), list(meta_fields))
@@ -157,10 +157,16 @@ class _Whole(str):
         yield str(self)
 
 
-def _check_claims(nodetype: type, name: str, aliases: Sequence[str], version: int) -> None:
+def _check_claims(
+    nodetype: type, name: str, aliases: Sequence[str], version: int, upgrade: Any
+) -> None:
     """Raises for an invalid name or version, before anything is registered."""
     if not isinstance(version, int) or not 0 <= version < 2**32:
         raise ValueError(f"version must be an integer from 0 to 2**32-1, got {version!r}")
+    if upgrade is not None and version == 0:
+        raise ValueError(
+            "upgrade= converts nodes of older versions, and version 0 has none: pass version=1"
+        )
     _nodes.check_name(nodetype, name, aliases)
     _jax_export.check_name(nodetype, name)
 
@@ -221,7 +227,7 @@ def register_node(
             "serialize_auxdata and deserialize_auxdata must be passed together, or neither of them"
         )
     with registering:
-        _check_claims(nodetype, serialized_name, aliases, version)
+        _check_claims(nodetype, serialized_name, aliases, version, upgrade)
         if is_plain_namedtuple(nodetype):
             raise ValueError(
                 f"{default_name(nodetype)} is a namedtuple: use treepack.register_namedtuple"
@@ -311,7 +317,7 @@ def register_namedtuple(
         )
     with registering:
         name = TYPES.chosen(nodetype, serialized_name)
-        _check_claims(nodetype, name, aliases, version)
+        _check_claims(nodetype, name, aliases, version, upgrade)
         fields = Fields([*nodetype._fields], [])
         build = functools.partial(fields.make, nodetype)
         _jax_export.register(nodetype, name, encode_auxdata, decode_given, build)

@@ -14,7 +14,7 @@ import treepack._core as core
 from treepack._src.options import Progress, Writing, progress_bar
 from treepack._src.storage import remote as _remote
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import shown, url_of
+from treepack._src.storage.place import url_of
 from treepack._src.storage.stores import file_at, store_of
 
 # The size in bytes of the parts in which data are read, copied or uploaded.
@@ -120,15 +120,17 @@ def pieces(content: core.Content) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator[IO[bytes]]:
-    """Yields a file of another format that replaces `path` on success.
+    """Yields a file of another format that replaces `path`, or is uploaded to it, on success.
 
     Missing directories are created.
     """
     if url_of(path) is not None:
-        raise ValueError(
-            f"{shown(path)!r} is a URL, and only treepack.save writes to URLs: write a local "
-            "file, and upload it"
-        )
+        with spool(path) as file:
+            yield file
+            file.flush()
+            content = core.Content.map(file.name) if file.tell() else core.Content.lent(b"")
+            write_content(path, content, durable=durable)
+        return
     with _temporary(path, path, private=False) as (replacement, file):
         yield file
         with naming(path):

@@ -22,7 +22,8 @@ DATABASE = "manifest.ocdbt"
 
 # Files of a step: `_STEP_METADATA_FILENAME` in `metadata/checkpoint.py`, and with version 1 of
 # Orbax's API `ORBAX_CHECKPOINT_INDICATOR_FILE` in `layout/checkpoint_layout.py`.
-STEP = frozenset(("_CHECKPOINT_METADATA", "orbax.checkpoint", TREE, DATABASE))
+ABOUT = "_CHECKPOINT_METADATA"
+STEP = frozenset((ABOUT, "orbax.checkpoint", TREE, DATABASE))
 
 # Files of arrays.
 _DATA = frozenset((DATABASE, "_sharding"))

@@ -20,7 +20,7 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import paths as _paths
-from treepack._src.formats.orbax.finding import DATABASE, TREE
+from treepack._src.formats.orbax.finding import ABOUT, DATABASE, TREE
 from treepack._src.storage.content import read_all
 from treepack._src.storage.entries import exists
 from treepack._src.storage.foreign import names_in, substitute
@@ -114,6 +114,8 @@ def read_item(path: str) -> Item:
         in_database = described.get("use_ocdbt")
         metadata = described.get("custom_metadata")
     names = names_in(path)
+    if metadata is None:
+        metadata = _metadata_of_step(path, names)
     if in_database and DATABASE not in names and any(leaf.type in ARRAYS for leaf in leaves):
         raise CorruptionError(
             f"{DATABASE}, which lists the arrays, is missing: the save or a copy has not finished"
@@ -130,6 +132,16 @@ def read_item(path: str) -> Item:
                 if impl is not None:
                     keys[str(array["param_name"])] = str(impl)
     return Item(path, leaves, metadata, options, keys)
+
+
+def _metadata_of_step(path: str, names: Sequence[str]) -> Any:
+    """Returns the metadata that Orbax's checkpointers and managers write beside their items."""
+    step = path if ABOUT in names else os.path.dirname(path)  # noqa: PTH120
+    if not exists(joined(step, ABOUT)):
+        return None
+    described = _json(step, ABOUT)
+    with _parsing(ABOUT):
+        return described.get("custom_metadata") or None
 
 
 def _leaf(entry: Any) -> Leaf:
