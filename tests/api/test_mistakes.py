@@ -308,7 +308,7 @@ OPTIONS: list[Row] = [
     ("save('x', iter([]), select='a')", "let the iterator yield only", [
         "save('x', iter([('a', np.ones(1))]))"]),
     ("save('x', iter([]), background=True)", "leave them out, or pass a tree", [
-        "save('x', iter([]))"]),
+        "save('x', iter([('w', 1)]))"]),
     ("treepack.packed_size(TREE, metadata=1)", "require described=True", [
         "treepack.packed_size(TREE, metadata=1, described=True)"]),
     ("load('of_flax', verify=True)", "no checksums.*not from treepack.save", [

@@ -220,7 +220,9 @@ def test_who_notices_a_corrupted_array(saved_by_orbax: Any, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "array", [np.arange(64, dtype=np.float32), np.ones((512, 512), np.float32)], ids=["small", "ones"]
+    "array",
+    [np.arange(64, dtype=np.float32), np.ones((512, 512), np.float32)],
+    ids=["small", "ones"],
 )
 def test_orbax_notices_corrupted_nodes_of_its_database(tmp_path: Path, array: np.ndarray):
     with orbax_checkpoint.PyTreeCheckpointer() as saver:

@@ -59,6 +59,7 @@ def trees(draw: Any) -> Any:
     )
 
 
+@pytest.mark.filterwarnings("ignore:select= and exclude= leave out every leaf")
 @hypothesis.given(tree=trees(), other=trees(), data=st.data())
 def test_a_naive_oracle(tree: Any, other: Any, data: Any) -> None:
     have, template = leaves(tree), leaves(other)
@@ -105,6 +106,7 @@ def test_a_naive_oracle(tree: Any, other: Any, data: Any) -> None:
             file.load(other, select=select, missing="target", unexpected="error")
 
 
+@pytest.mark.filterwarnings("ignore:select= and exclude= leave out every leaf")
 @pytest.mark.parametrize(
     ("select", "paths"),
     [

@@ -78,6 +78,9 @@ def _opened(
         with contextlib.suppress(NoIndexError):
             return open(given, max_size=max_size, unknown="dict")
     with naming(source):
+        if base is not None:
+            with contextlib.suppress(NoIndexError):
+                _check_is_patch(open_parts(source, max_size=max_size, join=False).content)
         opening = Opening(
             max_size=max_size, progress=progress, base=base_of(base, max_size=max_size)
         )
@@ -85,6 +88,14 @@ def _opened(
     reader = place_of(file).reader
     reader.given, reader.base = source, base
     return file
+
+
+def _check_is_patch(content: core.Content) -> None:
+    if not core.is_patch(content):
+        raise ValueError(
+            "base= is for a patch, and this file is whole: leave it out (treepack.save with base= "
+            "writes a patch)"
+        )
 
 
 def _laid_out(

@@ -18,6 +18,7 @@ from treepack._src.checkpoint.placement import sharing
 from treepack._src.checkpoint.reader import Place
 from treepack._src.checkpoint.select import chosen
 from treepack._src.checkpoint.sharded import unless_replaced
+from treepack._src.checkpoint.shards import warn_of_part
 from treepack._src.formats import SEPARATOR, Format, Leaves, Write
 from treepack._src.formats.named import named, nested
 from treepack._src.options import (
@@ -566,6 +567,7 @@ def load(
     base = resolved_beside(opening.base, options.get("storage_options"))
     opening.base = base_of(base, max_size=opening.max_size)
     path = resolved(path, options.get("storage_options"))
+    warn_of_part(path)
     is_directory = False
 
     def attempt() -> Any:

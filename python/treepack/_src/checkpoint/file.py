@@ -108,7 +108,7 @@ class Tree(Hinting, Mapping[str, Any]):
             return None, {}
         children = self._catalog.children
         reader, start, _ = self._place
-        if reader.separator is not None and reader.separator in path:
+        if reader.separator and reader.separator in path:
             parts = path.split(reader.separator)
             if (value := reader.catalog.find(parts, start)) is not None:
                 return (value, parts), {}

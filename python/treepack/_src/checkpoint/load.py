@@ -242,6 +242,8 @@ def _choose(place: Place, target: Any, selection: Selection, reading: Reading) -
         ours = [] if target is None else [*leaf_paths(target, _paths.ROOT)]
         selector = compiled(selection.select, "file", there, selection.exclude, ours)
         marks, _ = mark()
+    if target is None and marks is not None and not marks.values:
+        warn("select= and exclude= leave out every leaf of the file")
     if type(target) is dict and selection.missing == "error" and selection.unexpected is None:
         _check_begins(selector.patterns, target)
     corrupt: dict[int, str] = {}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Iterable
 from typing import Any
 
 import treepack._core as core
 from treepack._src.interop import jax as _jax
+from treepack._src.printable import printable, warn
+from treepack._src.storage.place import shown
 from treepack.errors import TreepackError
 
 # The name of the manifest, which makes a directory a checkpoint.
@@ -17,6 +20,16 @@ MANIFEST = "manifest.treepack"
 # The names of files with shards.
 NAME = r"[0-9a-f]{8}-\d{5,}\.treepack"
 FILE = re.compile(NAME)
+
+
+def warn_of_part(source: Any) -> None:
+    """Warns of a path that is one file of a sharded checkpoint: it has parts of arrays."""
+    if isinstance(source, str) and FILE.fullmatch(os.path.basename(source)):  # noqa: PTH119
+        warn(
+            f"{printable(shown(source))!r} is one file of a sharded checkpoint, with parts of its "
+            "arrays: pass its directory, or if the manifest is lost treepack.open(directory, "
+            "salvage=True)"
+        )
 
 
 def plan_of(arrays: Iterable[Any]) -> core.ShardPlan:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from treepack._src import formats
+from treepack._src.printable import printable, warn
 
 # fsspec chains URLs: `simplecache::s3://bucket/model`, `zip://model::s3://bucket/models.zip`.
 _URL = re.compile(r"(?:[a-zA-Z][a-zA-Z0-9+.-]+::)*[a-zA-Z][a-zA-Z0-9+.-]+:/")
@@ -97,6 +98,8 @@ def resolved(source: Any, storage_options: Mapping[str, Any] | None = None) -> A
         url = url_of(source)
         # Path.expanduser raises for unknown users.
         source = os.path.expanduser(local(source)) if url is None else url  # noqa: PTH111
+        if "$" in source and url is None:
+            _warn_of_variables(source)
     if storage_options is None:
         return source
     if url is None:
@@ -104,6 +107,15 @@ def resolved(source: Any, storage_options: Mapping[str, Any] | None = None) -> A
             "storage_options= apply only to URLs, and this is not a URL: leave them out"
         )
     return Url(url, {**options_of(url), **storage_options}, file_system_of(url))
+
+
+def _warn_of_variables(path: str) -> None:
+    """Warns of a path with a variable of the environment that is meant to be expanded."""
+    if os.path.expandvars(path) != path and not os.path.lexists(path):
+        warn(
+            f"{printable(path)!r} has a variable of the environment, which is part of the name "
+            "here: pass os.path.expandvars(path) for its value"
+        )
 
 
 def resolved_beside(source: Any, storage_options: Mapping[str, Any] | None) -> Any:

@@ -1,0 +1,77 @@
+"""Calls that were accepted in silence, though they do something else than they seem to."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import treepack
+from commands import call, refused
+
+TREE = {"w": np.ones(3), "b": {"c": 1}}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"select": lambda path: False},
+        {"exclude": "**"},
+        {"select": "w", "exclude": "w"},
+        {"exclude": ["w", "b"]},
+    ],
+    ids=["predicate", "all", "both", "each"],
+)
+def test_a_selection_of_nothing(tmp_path: Path, options: Any) -> None:
+    treepack.save(tmp_path / "a", TREE)
+    with pytest.warns(UserWarning, match="leave out every leaf"):
+        assert treepack.load(tmp_path / "a", **options) == {}
+    treepack.save(tmp_path / "empty", {})
+    with warnings.catch_warnings(action="error"):
+        assert treepack.load(tmp_path / "empty") == {}
+        assert list(treepack.load(tmp_path / "a", select=lambda path: path == "w")) == ["w"]
+
+
+def test_one_file_of_a_sharded_checkpoint(tmp_path: Path) -> None:
+    treepack.save(tmp_path / "saved", {"w": jnp.ones(1000)}, sharded=True)
+    [shards] = (tmp_path / "saved").glob("*-*.treepack")
+    with pytest.warns(UserWarning, match="one file of a sharded checkpoint.*pass its directory"):
+        treepack.load(shards)
+    with warnings.catch_warnings(action="error"):
+        treepack.load(tmp_path / "saved")
+
+
+def test_a_variable_in_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TREEPACK_RUNS", str(tmp_path))
+    with pytest.warns(UserWarning, match=r"os\.path\.expandvars"):
+        treepack.save("$TREEPACK_RUNS/a", TREE)
+    with warnings.catch_warnings(action="error"):
+        assert treepack.load("$TREEPACK_RUNS/a")["b"] == {"c": 1}  # it is its name
+        treepack.save("$OTHER/a", TREE)  # no variable
+    with pytest.warns(UserWarning, match=r"expandvars"), pytest.raises(FileNotFoundError):
+        treepack.load("$TREEPACK_RUNS/b")
+
+
+@pytest.mark.parametrize("path", ["a.treepack.gz", "a.gz"])
+def test_numbers_are_not_gzip(tmp_path: Path, path: str) -> None:
+    with pytest.raises(ValueError, match=r"leave out compress=, or the suffix \.gz"):
+        treepack.save(tmp_path / path, TREE, compress="numbers")
+    assert not (tmp_path / path).exists()
+
+
+def test_convert_takes_a_base_for_patches_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    treepack.save("whole", TREE)
+    treepack.save("base", TREE)
+    assert "this file is whole" in refused("convert", "whole", "out", "--base", "base")
+    assert not Path("out").exists()
+    treepack.save("patch", {**TREE, "b": {"c": 2}}, base="base")
+    call("convert", "patch", "out", "--base", "base")
+    assert treepack.load("out")["b"] == {"c": 2}
