@@ -61,7 +61,7 @@ def test_an_iterator_that_was_used_replaces_nothing(tmp_path: Path, write: Any) 
     path.write_bytes(b"before")
     used = iter(LEAVES)
     list(used)
-    with pytest.raises(ValueError, match="yields nothing.*make a new one"):
+    with pytest.raises(ValueError, match=r"yields nothing.*make a new one"):
         write(path, used)
     assert path.read_bytes() == b"before"
 

@@ -66,9 +66,9 @@ def test_a_base_is_found_beside_its_patch(files: tuple[Path, Path], tmp_path: Pa
 def test_patches_are_compressed_files(compress: Any, tmp_path: Path):
     held, tree = trees()
     treepack.save(tmp_path / "held.gz", held)
-    treepack.save(tmp_path / "new.gz", tree, base=tmp_path / "held.gz", compress=compress)
-    assert_same(treepack.load(tmp_path / "new.gz"), tree)
-    with treepack.open(tmp_path / "new.gz") as file:
+    treepack.save(tmp_path / "new", tree, base=tmp_path / "held.gz", compress=compress)
+    assert_same(treepack.load(tmp_path / "new"), tree)
+    with treepack.open(tmp_path / "new") as file:
         assert file["step"] == 4
 
 

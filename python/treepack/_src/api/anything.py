@@ -67,7 +67,11 @@ def open_anything(
 
 
 def _opened(
-    source: str, separator: str, max_size: int | None, base: str | None, progress: Progress
+    source: str,
+    separator: str | None,
+    max_size: int | None,
+    base: str | None,
+    progress: Progress,
 ) -> File:
     given, source = source, resolved(source)
     with naming(given):

@@ -59,7 +59,6 @@ from treepack._src.storage.place import (
     real,
     resolved,
     resolved_beside,
-    shown,
 )
 from treepack._src.storage.write import save_layout
 from treepack.errors import DecodeError, TreepackError
@@ -229,17 +228,12 @@ def save(
             tree = _mapped(tree, saved, snapshot=background)
     if format is not None:
         return _saved(format, place, tree, saved, export, options, background=background)
-    check_suffix(place)
+    check_suffix(place, options.get("compress"))
     if saved.sharded is None and not isinstance(tree, Iterator):
         saved.sharded = is_distributed(tree)
     is_plain = has_flax_suffix(place)
     if is_plain:
         check_plain(saved, is_whole=not isinstance(tree, Iterator))
-    if options.get("compress") == "numbers" and has_gzip_suffix(place):
-        raise ValueError(
-            f"{shown(place)!r}: compress='numbers' is not gzip: leave out "
-            "compress=, or the suffix .gz"
-        )
     if options.get("compress") is None:
         options["compress"] = not saved.sharded and has_gzip_suffix(place)
     writing = Writing.of(options)
@@ -343,7 +337,7 @@ def _copy(
     if format is not None:
         format.check(place, export, options)
     else:
-        check_suffix(place)
+        check_suffix(place, options.get("compress"))
     if saved.mapping is not None and isinstance(source, Tree):
         with naming(place_of(source).reader.given):
             source = in_layout(source, Weights.of(saved.mapping).inverse())
