@@ -190,8 +190,8 @@ def check_suffix(path: str | os.PathLike[str], compress: Any = False) -> None:
     """Raises a ValueError if a file name for msgpack has the suffix of another format."""
     if compress == "numbers" and has_gzip_suffix(path):
         raise ValueError(
-            f'{shown(path)!r}: .gz is for gzip, and "numbers" is another compression: choose a name '
-            "without .gz"
+            f'{shown(path)!r}: .gz is for gzip, and "numbers" is another compression: choose a '
+            "name without .gz"
         )
     suffix = os.path.splitext(os.fsdecode(path).lower().removesuffix(".gz"))[1]  # noqa: PTH122
     format = formats.of_suffix(suffix)
