@@ -126,8 +126,8 @@ def advice(folder: Path) -> list[tuple[Any, str, list[Any]]]:
         (lambda: load(more), 'missing="target"', [lambda: load(more, missing="target")]),
         (lambda: load(poor), 'unexpected="ignore".*select=', [
             lambda: load(poor, unexpected="ignore"), lambda: load(poor, select="a")]),
-        (lambda: load(deeper), r"rename=|function of paths|missing=", [
-            lambda: load(deeper, rename=lambda it: f"params/{it}")]),
+        (lambda: load(deeper), r"one level higher: pass template\['params'\]", [
+            lambda: load(deeper["params"])]),
         (lambda: load(cast=True), "or pass dtype=", [
             lambda: load(tree, cast=True), lambda: load(dtype="float16")]),
         (lambda: load(tree, dtype="float16"), "cast=True", [lambda: load(tree, cast=True)]),

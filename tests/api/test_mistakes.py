@@ -29,6 +29,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import treepack
 from commands import invoke
 from mistakes import CALLS, HERE, RUNS, TREES, Row
+from slips import FILES, SLIPS, TEMPLATES, make_slips
 from treepack import checkpoints, serialization
 
 
@@ -102,6 +103,7 @@ def make_files() -> None:
         run.save(step, TREE, metrics={"loss": 1 / (step + 1)})
     treepack.Series("scores").save(0, TREE)
     pathlib.Path("empty").mkdir()
+    make_slips()
 
 
 PATHS: list[Row] = [
@@ -376,9 +378,9 @@ PARTS: list[Row] = [
         "load('model', {'b': TREE['params']}, rename={'params/**': 'b/**'})"]),
     ("load('model', TREE, rename={'*/w': '*/*'})", "same wildcards as", [
         "load('model', TREE, rename={'*/w': '*/w'})"]),
-    ("load('model', 'params')", "second argument is a template: for a part .*select=", [
+    ("load('model', 'params')", "This argument is a template: for a part .*select=", [
         "load('model', select='params')"]),
-    ("file.load('params')", "second argument is a template: for a part .*select=", [
+    ("file.load('params')", "This argument is a template: for a part .*select=", [
         "file.load(select='params')", "file['params'].load()"]),
     ("load('model', Config)", r"got a type \(Config\): pass an object of it", [
         "load('config', {'c': Config(np.ones(2))})"]),
@@ -387,9 +389,6 @@ PARTS: list[Row] = [
     ("load('model', linen.Dense(3))", r"jax\.eval_shape\(module\.init", [
         "load('model', {'params': {'w': TREE['params']['w'], 'b': TREE['params']['b']},"
         " 'step': TREE['step']})"]),
-    ("load('model', TREE['params'])", r"w: missing.*; is it params/w\?.*\nPass rename=\{'params", [
-        "load('model', {'params': TREE['params']})",
-        "treepack.open('model')['params'].load(TREE['params'])"]),
     ("load('model', {'p': {**TREE['params'], 'v': 1}}, rename={'step': 'p/v', 'params/w': 'p/w'})",
      r"p/b: missing", [
         "load('model', {'p': {**TREE['params'], 'v': np.int32(1)}}, "
@@ -507,7 +506,7 @@ LEAVES: list[Row] = [
     ("run('ls', 'model', 'parms')", "is it 'params'", ["run('ls', 'model', 'params')"]),
 ]  # fmt: skip
 
-ROWS = [*PATHS, *OPTIONS, *PARTS, *LEAVES, *RUNS, *TREES, *CALLS]
+ROWS = [*PATHS, *OPTIONS, *PARTS, *LEAVES, *RUNS, *TREES, *CALLS, *TEMPLATES, *FILES, *SLIPS]
 
 
 def with_w(shape: tuple[int, ...], dtype: Any = np.float32) -> Any:

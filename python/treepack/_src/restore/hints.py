@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
-from treepack._src.paths import Trail
+from treepack._src.paths import ROOT, Trail, text
 from treepack._src.printable import printable, shortened
+from treepack._src.pytree.kinds import kind_of
 from treepack._src.restore.compare import NODE_OF, NOTHING, VALUES_OF
 from treepack.errors import Mismatch
 
@@ -35,13 +37,107 @@ _KEYS = {
 }
 
 
+class Level(NamedTuple):
+    """A node of a template whose children are one level away from it in the file.
+
+    Attributes:
+      hint: What to pass as the template.
+      path: The path of the node.
+      names: The names of the missing and unexpected children that the hint explains.
+    """
+
+    hint: str
+    path: str
+    names: frozenset[str]
+
+    def explains(self, mismatch: Mismatch) -> bool:
+        above, _, name = mismatch.path.rpartition("/")
+        return (above or ROOT) == self.path and name in self.names
+
+
+def level_of(
+    target: Any, children: Mapping[str, Any], state: Mapping[Any, Any], path: Trail
+) -> Level | None:
+    """Compares the names of a node with those one level away, if the file has none of them.
+
+    Args:
+      target: The node of the template.
+      children: Its children by name.
+      state: The state in its place, which lacks all of them.
+      path: The path of both.
+    """
+    at, is_root = str(path), not path.parts
+    names = {str(name): name for name in state}
+    shared = {
+        name: children.keys() & state[key].keys()
+        for name, key in names.items()
+        if isinstance(state[key], Mapping)
+    }
+    if most := max(map(len, shared.values()), default=0):
+        above = [name for name, found in shared.items() if len(found) == most]
+        places = shortened((printable(str(Trail(path, name))) for name in above), len(above))
+        near = printable(above[0])
+        hint = (
+            f"The file has these leaves in {places}: pass {{{near!r}: template}} as the template, "
+            f"and take [{near!r}] of the result."
+            if is_root
+            else f"The file has the leaves of {printable(at)} in {places}: pass "
+            f"{{{near!r}: ...}} in its place."
+        )
+        return Level(hint, at, frozenset(map(_part, shared[above[0]] | names.keys())))
+    for name, child in children.items():
+        below = _names_of(child) & names.keys()
+        if below:
+            shown = printable(name)
+            if isinstance(target, Mapping):
+                part = f"[{shown!r}]"
+            else:
+                part = f"[{shown}]" if shown.isdecimal() else f".{shown}"
+            hint = (
+                f"The file has the leaves of {shown} one level higher: pass template{part} as the "
+                "template."
+                if is_root
+                else f"The file has the leaves of {printable(str(Trail(path, name)))} in "
+                f"{printable(at)}: pass the node {shown} in the place of {printable(at)}."
+            )
+            return Level(hint, at, frozenset(map(_part, children.keys() | below)))
+    return None
+
+
+def _part(name: str) -> str:
+    """Returns a name as a part of a path."""
+    return text([name])
+
+
+def _names_of(child: Any) -> set[str]:
+    """Returns the names of the children of a node; none for a leaf."""
+    kind = kind_of(child)
+    try:
+        children = () if kind is None else kind.children(child)
+    except Exception:  # a handler may raise any error
+        return set()
+    return {*children} if isinstance(children, Mapping) else set()
+
+
+def about_root(mismatch: Mismatch) -> str:
+    """Returns a hint if another argument stands in the place of the template."""
+    if mismatch.expected.endswith(("str", "(str)")):
+        return "This argument is a template: for a part of the file, pass select=."
+    if mismatch.expected == "int" and mismatch.found.startswith("a subtree"):
+        return (
+            "This argument is a template: for a version, pass newer_than=; for a step, "
+            "treepack.load(run.path(step))."
+        )
+    return ""
+
+
 def about_names(
     mismatches: list[Mismatch], deeper: tuple[Trail, Trail] | None, refuses_more: bool
 ) -> Iterator[str]:
     """Yields hints about names that differ.
 
     Args:
-      mismatches: All mismatches.
+      mismatches: All mismatches, except those that a `Level` explains.
       deeper: See `Restore`.
       refuses_more: Whether leaves that the template lacks are an error by `unexpected="error"`.
     """
@@ -59,16 +155,15 @@ def about_names(
     for shape in filter(None, shapes):
         yield f"A tuple is a subtree: for a shape, pass jax.ShapeDtypeStruct({shape[1]}, dtype)."
         break
-    for mismatch in mismatches:
-        if mismatch.similar and not mismatch.expected.startswith("a subtree"):
-            old, new = printable(mismatch.similar), printable(mismatch.path)
-            yield f"Pass rename={{{old!r}: {new!r}}} to treepack.load if this is its new name."
-            break
-    else:
-        if {NOTHING} <= {mismatch.found for mismatch in mismatches} & {
-            mismatch.expected for mismatch in mismatches
-        }:
-            yield "Pass rename= to treepack.load if leaves have other names in the file."
+    similar = {printable(it.similar): printable(it.path) for it in mismatches if it.similar}
+    if similar:
+        pairs = shortened((f"{old!r}: {new!r}" for old, new in similar.items()), len(similar))
+        names = "this is its new name" if len(similar) == 1 else "these are their new names"
+        yield f"Pass rename={{{pairs}}} to treepack.load if {names}."
+    elif {NOTHING} <= {mismatch.found for mismatch in mismatches} & {
+        mismatch.expected for mismatch in mismatches
+    }:
+        yield "Pass rename= to treepack.load if leaves have other names in the file."
     lengths = [
         (_LENGTH.match(mismatch.expected), _LENGTH.match(mismatch.found)) for mismatch in mismatches
     ]
@@ -86,7 +181,13 @@ def about_names(
             "or select= to load fewer leaves."
         )
     for mismatch in mismatches:
-        if mismatch.expected == "None" and mismatch.found != NOTHING:
+        is_node = mismatch.expected.startswith("a subtree")
+        is_other = mismatch.expected == "None" or (
+            deeper is None
+            and is_node != mismatch.found.startswith("a subtree")
+            and mismatch.path != ROOT
+        )
+        if is_other and NOTHING not in (mismatch.expected, mismatch.found):
             yield (
                 f"Pass exclude={printable(mismatch.path)!r} to treepack.load to keep this part of "
                 "the template."
@@ -190,3 +291,8 @@ def about_leaves(mismatches: list[Mismatch]) -> Iterator[str]:
     ]
     if kinds:
         yield f"Pass cast=True to cast {' and '.join(kinds)} to the dtypes of the template."
+    if any(ours and theirs and ours[1] != theirs[1] for ours, theirs in numbers):
+        yield (
+            "Floats and integers are not cast to each other: pass strict=False, and call astype on "
+            "the result."
+        )

@@ -19,10 +19,12 @@ from treepack._src.paths import Room, Trail
 from treepack._src.printable import printable
 from treepack._src.restore.compare import NOTHING, difference, like_scalar, signature
 from treepack._src.restore.hints import (
+    Level,
     about_axes,
     about_keys,
     about_leaves,
     about_names,
+    about_root,
     about_ties,
     is_reshaped,
 )
@@ -59,6 +61,7 @@ class Restore:
       conversions: Leaves and their conversions that are not in `converted` yet.
       converted: Leaves and their conversions by path, once another walk looks one up.
       deeper: Old and new path of a leaf that is one level deeper in the state, or in the template.
+      level: The first node whose children are one level away from it in the state.
       has_shareable: Whether the template has nodes that may be in several places; see `ties.py`.
     """
 
@@ -86,6 +89,7 @@ class Restore:
         self.conversions: list[tuple[Leaf, Any]] = []
         self.converted: dict[Trail, list[tuple[Any, Any]]] | None = None
         self.deeper: tuple[Trail, Trail] | None = None
+        self.level: Level | None = None
         self.has_shareable = False
         self._room = Room()
         self._is_cut = False
@@ -112,23 +116,25 @@ class Restore:
         if len(mismatches) > _MOST_LINES:
             lines.append(f"\n  and {len(mismatches) - _MOST_LINES} more, in the error's mismatches")
         text = f"{count} not match the template:{''.join(lines)}"
-        if mismatches[0].path == _paths.ROOT and mismatches[0].expected.endswith(("str", "(str)")):
-            hint = "The second argument is a template: for a part of the file, pass select=."
+        if mismatches[0].path == _paths.ROOT and (hint := about_root(mismatches[0])):
             return MismatchError(f"{text}\n{hint}", mismatches)
         is_native = not self.reading.is_drop_in  # the drop-in functions have fewer options
         refuses_more = self.partial is not None and self.partial.takes_more is False
-        hints = [*about_names(mismatches, self.deeper, refuses_more)] if is_native else []
+        names, hints = mismatches, []
+        if is_native and self.level is not None:
+            names = [each for each in mismatches if not self.level.explains(each)]
+            hints = [self.level.hint]
+        hints += about_names(names, self.deeper, refuses_more) if is_native else ()
         hints += about_keys(mismatches)
         hints += about_ties(mismatches)
         is_renamed = self.partial is not None and self.partial.renames
         hints += about_axes(mismatches, is_renamed) if is_native else ()
-        if self.sentence is None:
-            hints += about_leaves(mismatches) if is_native else ()
-            if not any(
-                NOTHING in mismatch[1:3] or (is_native and is_reshaped(mismatch))
-                for mismatch in mismatches
-            ):
-                hints.append("Pass strict=False to take the shapes and dtypes of the file.")
+        hints += about_leaves(mismatches) if is_native else ()
+        if self.sentence is None and not any(
+            NOTHING in mismatch[1:3] or (is_native and is_reshaped(mismatch))
+            for mismatch in mismatches
+        ):
+            hints.append("Pass strict=False to take the shapes and dtypes of the file.")
         text = "\n".join([text, *hints])
         if self.sentence is None or is_native:
             return MismatchError(text, mismatches)

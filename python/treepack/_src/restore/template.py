@@ -33,6 +33,7 @@ from treepack._src.registry.names import default_name
 from treepack._src.registry.nodes import is_named
 from treepack._src.registry.types import TYPES
 from treepack._src.restore.compare import NOTHING, described, difference, is_opaque, signature
+from treepack._src.restore.hints import level_of
 from treepack._src.restore.record import split
 from treepack._src.restore.report import ABSENT, Convert, Coverage
 from treepack._src.restore.session import Restore, as_part, current
@@ -357,10 +358,14 @@ def _note_names(
     """Records missing and unexpected children."""
     more = [name for name in state if name not in children]
     is_sequence = isinstance(target, (list, tuple)) and not hasattr(target, "_fields")
-    if is_sequence and len(children) != len(state):
-        are_paths = children and all(isinstance(child, str) for child in children.values())
+    are_paths = is_sequence and children and all(isinstance(it, str) for it in children.values())
+    if is_sequence and len(children) != len(state) and (are_paths or not (missing and more)):
         restore.note_here(_counted(children) + " (str)" * bool(are_paths), _counted(state))
         return
+    level = None
+    if not restore.reading.is_drop_in and all(state.get(it, ABSENT) is ABSENT for it in children):
+        level = level_of(target, children, state, restore.here())
+        restore.level = restore.level or level
     for name in missing:
         child = children[name]
         container = child.container if isinstance(child, Pruned) else child
@@ -368,6 +373,7 @@ def _note_names(
         subtree = f"a subtree ({type(container).__name__})"
         expected = described(container) if has_keys or kind_of(child) is None else subtree
         similar = _similar(name, more, state, restore) if len(more) <= _MOST_NAMES else ""
+        similar = similar if level is None or _paths.parts(similar)[-1:] == [name] else ""
         restore.note(name, expected, NOTHING, similar)
     for name in more if not restore.takes_more(False) else ():
         restore.note(str(name), NOTHING, described(state[name]))
