@@ -41,10 +41,11 @@ from treepack._src.restore.record import take
 from treepack._src.restore.session import current_path
 from treepack._src.restore.template import from_state_dict, restore_encoded
 from treepack._src.saving.layout import Chunks, plain_layout, state_layout
-from treepack._src.storage.content import read_whole
+from treepack._src.storage.content import check_is_bytes, read_whole
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import Location, located
 from treepack._src.storage.write import save_layout
+from treepack.errors import GzipError
 
 __all__ = [
     "MAX_CHUNK_SIZE",
@@ -137,7 +138,11 @@ def from_bytes(
         w: expected float64[3,2], found float64[2,3]
       Pass strict=False to take the shapes and dtypes of the file.
     """
-    tree: Template = restore_encoded(target, encoded_bytes, restoring(strict, copy, threads))
+    try:
+        tree: Template = restore_encoded(target, encoded_bytes, restoring(strict, copy, threads))
+    except TypeError:
+        check_is_bytes(encoded_bytes, "; the target comes first, as in from_bytes(target, data)")
+        raise
     return tree
 
 
@@ -199,7 +204,11 @@ def msgpack_restore(
       >>> treepack.serialization.msgpack_restore(encoded, copy=True)["w"].flags.writeable
       True
     """
-    return take(core.restore(encoded_pytree, copy, threads))[0]
+    try:
+        return take(core.restore(encoded_pytree, copy, threads))[0]
+    except TypeError:
+        check_is_bytes(encoded_pytree)
+        raise
 
 
 @takes(FileWriteOptions)
@@ -372,8 +381,16 @@ def decompress_bytes(
       b'abc'
     """
     check("max_size", max_size)
-    with progress_bar(progress, "decompress") as tell:
-        return core.decompress(data, max_size=max_size, threads=threads, progress=tell)
+    try:
+        with progress_bar(progress, "decompress") as tell:
+            return core.decompress(data, max_size=max_size, threads=threads, progress=tell)
+    except TypeError:
+        check_is_bytes(data)
+        raise
+    except GzipError as error:
+        if not core.is_compressed(data):
+            error.add_note("treepack: the data are not compressed: use them as they are")
+        raise
 
 
 def _check_is_compressed(compress: Compress, level: int | None) -> None:

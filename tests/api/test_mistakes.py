@@ -29,7 +29,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import treepack
 from commands import invoke
 from mistakes import CALLS, HERE, RUNS, TREES, Row
-from slips import FILES, SLIPS, TEMPLATES, make_slips
+from slips import FILES, HERE_TOO, SLIPS, TEMPLATES, make_slips
 from treepack import checkpoints, serialization
 
 
@@ -164,7 +164,7 @@ PATHS: list[Row] = [
     ("save('sharded', TREE)", "Is a directory: 'sharded'.*choose a file in it; .*sharded=True", [
         "save('sharded', TREE, sharded=True)"]),
     ("save('model', TREE, sharded=True)",
-        "file has this name, and sharded=True writes a directory: choose another name: .*model'", [
+        "this name, and sharded=True or Series writes a directory: choose another name: .*model'", [
             "save('sharded2', TREE, sharded=True)"]),
     ("save('zero/x', TREE)", "Not a directory: 'zero/x'", ["save('folder/x', TREE)"]),
     ("save('x.npz', TREE)", r"\.npz file.*choose \.treepack.* run `treepack convert` on it", [
@@ -565,6 +565,7 @@ def names(folder: None) -> dict[str, Any]:
         **{"checkpoints": checkpoints, "serialization": serialization},
         "__name__": __name__,  # the module of dataclasses made here, from Python 3.12 on
         **HERE,
+        **HERE_TOO,
         "linen": linen,
         "nnx": nnx,
         "mesh": Mesh(np.array(jax.devices()[:2]), ("tp",)),

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import dataclasses
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import equinox
+import jax.numpy as jnp
 import numpy as np
 
 import treepack
@@ -63,12 +71,115 @@ TEMPLATES: list[Row] = [
         "treepack.Series('run').resume(select='step')"]),
 ]  # fmt: skip
 
-FILES: list[Row] = []  # fmt: skip
+FILES: list[Row] = [
+    ("load('lost_manifest')", r"manifest is missing: .*treepack\.open\(directory, salvage=True\)", [
+        "open('lost_manifest', salvage=True)['params/w'][:]",
+        "salvage('lost_manifest', 'found')", "load('found')"]),
+    ("load('lost_shard')", r"-00000\.treepack is missing: copy it, too, or ", [
+        "open('lost_shard', salvage=True).damage"]),
+    ("load('several.npy')", r"bytes follow the array; equinox\.tree_deserialise_leaves reads", [
+        "equinox.tree_deserialise_leaves('several.npy', [np.ones(3), np.ones(2)])"]),
+    ("open('readings')['a/b/c']", r"several readings: 'a~1b/c', 'a/b~1c'|'a/b~1c', 'a~1b/c'", [
+        "open('readings')['a~1b/c']", "open('readings')['a/b~1c']"]),
+    ("file['params/kernel']", r"nothing at params/kernel: params has w, b$", ["file['params/w']"]),
+    ("file['kernels']", r"nothing at kernels: it has params, step$", ["file['params']"]),
+    ("file['metadata']", r"nothing at metadata: is it file\.metadata\?", ["file.metadata"]),
+    ("file.__setitem__('step', 1)", r"read-only: change the tree of load\(copy=True\)", [
+        "load('model', copy=True).__setitem__('step', 1)",
+        "file.load(copy=True).__setitem__('step', 1)"]),
+    ("file['params/w'].__setitem__(0, 1)", r"read-only: change the tree of load\(copy=True\)", [
+        "file.load(copy=True)['params']['w'].__setitem__(0, 1)"]),
+    ("load('model', {'params': TREE['params']}, unexpected='error')", 'unexpected="ignore" to', [
+        "load('model', {'params': TREE['params']}, unexpected='ignore')"]),
+]  # fmt: skip
 
-SLIPS: list[Row] = []  # fmt: skip
+SLIPS: list[Row] = [
+    ("dumps('x', TREE)", r"^dumps\(\) takes a tree, .* treepack\.save\(path, tree\) writes f", [
+        "save('x', TREE)", "dumps(TREE)"]),
+    ("treepack.buffers(TREE, True)", r"call it as buffers\(tree\), and name the rest, as in", [
+        "treepack.buffers(TREE, described=True)"]),
+    ("treepack.pack_into(TREE)", r"call it as pack_into\(tree, buffer\)$", [
+        "treepack.pack_into(TREE, bytearray(treepack.packed_size(TREE)))"]),
+    ("treepack.Series('run').metrics()", r"call it as metrics\(step\)$", [
+        "treepack.Series('run').metrics(2)"]),
+    ("treepack.Series('run').save(9, TREE, loss=0.5)", r'in metrics=, such as metrics=\{"loss"', [
+        "treepack.Series('run').save(9, TREE, metrics={'loss': 0.5})"]),
+    ("treepack.Series('run').resume(TREE, step=1)", r"treepack\.load\(run\.path\(step\), temp", [
+        "load(treepack.Series('run').path(1), TREE)"]),
+    ("treepack.Series('model').save(1, TREE)", "Series writes a directory: choose another name", [
+        "treepack.Series('run5').save(1, TREE)"]),
+    ("in_thread(treepack.Series('run').preemption().__enter__)", "only the main thread receives", [
+        "treepack.Series('run').preemption()"]),
+    ("open('model', mode='w')", "'mode': leave it out: open reads, and treepack.save writes$", [
+        "open('model')", "save('x', TREE)"]),
+    ("load('a.safetensors', format='safetensors')", "'format': leave it out", [
+        "load('a.safetensors')"]),
+    ("checkpoints.save_checkpoint(TREE, 'series2', 5)", "path of a directory, which comes first", [
+        "checkpoints.save_checkpoint('series2', TREE, 5)"]),
+    ("serialization.load_from_file('of_flax', TREE)", r"zation\.load_from_file\(tree, path", [
+        "serialization.load_from_file(TREE, 'of_flax')"]),
+    ("serialization.from_bytes(dumps(TREE), TREE)", r"got dict; .*from_bytes\(target, data\)$", [
+        "serialization.from_bytes(TREE, dumps(TREE))"]),
+    ("serialization.msgpack_restore('of_flax')", "got the path 'of_flax': use treepack.load", [
+        "load('of_flax')"]),
+    ("serialization.decompress_bytes(b'hello')", "not compressed: use them as they are", [
+        "b'hello'"]),
+    ("save('x', TREE, format='msgpack')", r"got 'msgpack': leave it out; the suffix \.msgpack", [
+        "save('x', TREE)", "save('x.msgpack', TREE)"]),
+    ("save('x.treepack', TREE['params'], rename={'w': 'v'})", r"files with the suffix \.safeten", [
+        "save('x.safetensors', TREE['params'], rename={'w': 'v'})"]),
+    ("save('x.safetensors', TREE['params'], rename={'w': 'l/*/w'})",
+        r"save splits an array by treepack\.unstack\('l/\*/w'\)$", [
+        "save('x.safetensors', TREE['params'], rename={'w': treepack.unstack('l/*/w')})"]),
+    ("treepack.stack('l/*/w', axis='0')", "axis must be an integer, such as 0, got '0'", [
+        "treepack.stack('l/*/w', axis=0)"]),
+    ("treepack.stack('l/*/w', transpose='yes')", r"transpose must be a tuple of ints, such", [
+        "treepack.stack('l/*/w', transpose=(1, 0))"]),
+    ("treepack.transpose('w', True)", r"axes must be a tuple of ints, such as \(1, 0\), got T", [
+        "treepack.transpose('w')", "treepack.transpose('w', (1, 0))"]),
+    ("dumps({}, metadata=np.ones(9999))", "save larger ones as leaves of the tree", [
+        "dumps({'a': np.ones(9999)})"]),
+    ("treepack.apply_delta(dumps(TREE, base=TREE), packed(TREE))", "with the same described=", [
+        "treepack.apply_delta(dumps(TREE, base=TREE, align=64), packed(TREE, described=True))",
+        "treepack.apply_delta(b''.join(treepack.buffers(TREE, base=TREE)), packed(TREE))"]),
+    ("treepack.apply_delta(packed(TREE), dumps(TREE, base=TREE))", "the patch comes first, as in", [
+        "treepack.apply_delta(b''.join(treepack.buffers(TREE, base=TREE)), packed(TREE))"]),
+    ("treepack.register_dataclass(renamed(), serialized_name='New')", r"aliases=\['New'\]$", [
+        "treepack.register_dataclass(dataclasses.make_dataclass('R', ['a']), serialized_name='Old2'"
+        ", aliases=['New'])"]),
+]  # fmt: skip
+
+
+def renamed() -> type:
+    """Returns a dataclass that is registered."""
+    made = dataclasses.make_dataclass("Renamed", ["a"])
+    return treepack.register_dataclass(made, serialized_name="Old")
+
+
+def packed(tree: Any, **options: Any) -> bytearray:
+    """Returns the result of `pack_into`."""
+    buffer = bytearray(treepack.packed_size(tree, **options))
+    treepack.pack_into(tree, buffer, **options)
+    return buffer
+
+
+def in_thread(work: Callable[[], Any]) -> Any:
+    """Calls a function in another thread."""
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        return threads.submit(work).result()
+
+
+HERE_TOO = {it.__name__: it for it in (renamed, packed, in_thread, equinox)}
+"""The names that only these rows use."""
 
 
 def make_slips() -> None:
     """Makes the files that only these rows read, in the working directory."""
     treepack.save("twice", {"params": PARAMS, "ema": PARAMS, "step": 3})
     treepack.save("deep", {"params": {"x": PARAMS}, "step": np.int32(3)})
+    for name in ("lost_manifest", "lost_shard"):
+        treepack.save(name, {"params": {"w": jnp.ones(3), "b": jnp.ones(2)}}, sharded=True)
+    pathlib.Path("lost_manifest/manifest.treepack").unlink()
+    next(pathlib.Path("lost_shard").glob("*-00000.treepack")).unlink()
+    treepack.save("readings", {"a": {"b/c": 1}, "a/b": {"c": 2}})
+    equinox.tree_serialise_leaves("several.npy", [np.ones(3), np.ones(2)])

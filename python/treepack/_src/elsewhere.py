@@ -48,6 +48,14 @@ _OPTIONS = [
     ),
     _Option("ignore skip skip_keys", "exclude", "pass exclude="),
     _Option("exclude select ignore", "state", "pass a part of the state"),
+    _Option(
+        "loss accuracy acc val_loss eval_loss score reward metric",
+        "metrics",
+        'pass it in metrics=, such as metrics={"loss": loss}',
+    ),
+    _Option("step", "template", "load that step, as by treepack.load(run.path(step), template)"),
+    _Option("mode", "salvage", "leave it out: open reads, and treepack.save writes"),
+    _Option("format", "on_corrupt", "leave it out: the content tells the format"),
     _Option("filter_spec filter include", "select", "pass select="),
     _Option("compression gzip zip", "compress", "pass compress=True"),
     _Option("map_location", "device", "pass device="),
@@ -140,6 +148,18 @@ class Hinting:
     def _hint_for(self, name: str) -> str:
         """Returns a hint for a name that objects lack, or an empty text."""
         return self._elsewhere.get(name, "")
+
+
+def read_only(*_: Any) -> None:
+    """Refuses to change a part of an open file.
+
+    Raises:
+      TypeError: Always.
+    """
+    raise TypeError(
+        "open files are read-only: change the tree of load(copy=True) or file.load(copy=True), and "
+        "save it"
+    )
 
 
 class _Bound(functools.partial[Any]):

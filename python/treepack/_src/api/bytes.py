@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Any, Never, Unpack
 
 import treepack._core as core
 from treepack._src.checkpoint.load import restore_described
 from treepack._src.checkpoint.placement import device_leaves
 from treepack._src.checkpoint.select import chosen
+from treepack._src.elsewhere import advised
 from treepack._src.options import (
     Buffer,
     BytesOptions,
@@ -22,11 +23,13 @@ from treepack._src.options import (
 )
 from treepack._src.saving.layout import base_of, described_layout, state_layout
 from treepack._src.storage.content import inflated
+from treepack.errors import TreepackError
 
 
+@takes()
 def dumps(
     tree: Any,
-    *,
+    *_more: Never,
     metadata: Any = None,
     static: Static = "skip-code",
     select: Any = None,
@@ -74,6 +77,11 @@ def dumps(
       >>> len(patch) < 300, np.array_equal(treepack.loads(patch, base=held)["w"], policy["w"])
       (True, True)
     """
+    if _more:
+        raise TypeError(
+            "dumps() takes a tree, and returns bytes: treepack.save(path, tree) writes files; name "
+            "the rest, as in metadata={'step': 1}"
+        )
     check_compress(compress, level)
     tree = chosen(tree, select, exclude)
     layout = described_layout(
@@ -149,6 +157,7 @@ def loads(
     return tree
 
 
+@advised
 def packed_size(
     tree: Any,
     *,
@@ -205,6 +214,7 @@ def _layout(
     )
 
 
+@advised
 def pack_into(
     tree: Any,
     buffer: Buffer,
@@ -261,6 +271,7 @@ def pack_into(
     return layout.pack_into(buffer, offset=offset, threads=threads)
 
 
+@advised
 def buffers(
     tree: Any,
     *,
@@ -351,6 +362,14 @@ def apply_delta(
         return core.apply_delta(patch, buffer, offset=offset, threads=threads)
     except BufferError as error:
         error.add_note(
-            "treepack: pass bytearray(data); treepack.loads(patch, base=data) leaves data as it is"
+            "treepack: the patch comes first, as in apply_delta(patch, buffer); pass "
+            "bytearray(data); treepack.loads(patch, base=data) leaves data as it is"
         )
+        raise
+    except ValueError as error:
+        if not isinstance(error, TreepackError):
+            error.add_note(
+                "treepack: make patch and buffer with the same described= (dumps makes described "
+                "ones), and keep counters as arrays, or pack the whole tree"
+            )
         raise

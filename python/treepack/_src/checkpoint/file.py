@@ -19,7 +19,7 @@ from treepack._src.checkpoint.mapped import Mapping as Weights
 from treepack._src.checkpoint.opening import open_reader
 from treepack._src.checkpoint.placement import sharing
 from treepack._src.checkpoint.reader import SALVAGE_ADVICE, Place, Reader, dtype_and_shape
-from treepack._src.elsewhere import Hinting
+from treepack._src.elsewhere import Hinting, advised, read_only
 from treepack._src.mapping.leaves import Leaf
 from treepack._src.options import (
     Containers,
@@ -44,6 +44,7 @@ _INTACT = '; leaves() lists the intact leaves, load(target, missing="target") lo
 
 # Limits the search for similar names, which is slow.
 _MOST_NAMES = 1000
+_MOST_LENGTH = 300
 
 
 class Tree(Hinting, Mapping[str, Any]):
@@ -69,6 +70,8 @@ class Tree(Hinting, Mapping[str, Any]):
     @property
     def _catalog(self) -> core.Catalog:
         return self._place.reader.catalog
+
+    __setitem__ = __delitem__ = read_only
 
     def __getitem__(self, path: Any) -> Any:
         """Returns the leaf or container at a path.
@@ -98,44 +101,62 @@ class Tree(Hinting, Mapping[str, Any]):
         is_key = name[0] != "_" and not self._place.reader.is_closed and name in self
         return f"is it [{name!r}]?" if is_key else ""
 
-    def _literally(self, path: Any) -> tuple[tuple[int, list[str]] | None, dict[str, list[str]]]:
+    def _literally(self, path: Any) -> tuple[list[tuple[int, list[str]]], dict[str, list[str]]]:
         """Looks up a path without escapes, or a name of the file's format.
 
         Returns:
-          The value and the parts of its path if exactly one matches; and similar paths.
+          The values that match, with the parts of their paths; and similar paths.
         """
         if not isinstance(path, str):
-            return None, {}
+            return [], {}
         children = self._catalog.children
         reader, start, _ = self._place
         if reader.separator and reader.separator in path:
             parts = path.split(reader.separator)
             if (value := reader.catalog.find(parts, start)) is not None:
-                return (value, parts), {}
+                return [(value, parts)], {}
         matches, near = _paths.literal(path, self._place.value, lambda value: children(value) or ())
-        return (matches[0] if len(matches) == 1 else None), near
+        return matches, near
 
     def _find_literally(self, path: Any, parts: list[str]) -> tuple[int, list[str]]:
-        match, names = self._literally(path)
-        if match is None:
-            raise self._missing(path, parts, names)
-        return match
+        matches, names = self._literally(path)
+        if len(matches) != 1:
+            raise self._missing(path, parts, names, [parts for _, parts in matches])
+        return matches[0]
 
     def _missing(
-        self, path: Any, parts: list[str], names: dict[str, list[str]]
+        self, path: Any, parts: list[str], names: dict[str, list[str]], readings: list[list[str]]
     ) -> MissingPathError:
         """Returns the error for a missing path, with a similar path as a hint."""
         hint = ""
         if isinstance(path, str) and "*" in path:
             hint = f"a path has no wildcards here: call load(select={path!r})"
+        elif readings:
+            texts = map(repr, map(_paths.text, readings))
+            hint = f"it has several readings: {shortened(texts, len(readings), 9)}"
         elif near := _paths.closest(path, names) if names else []:
             hint = f"is it {near[0]!r}, written {_paths.text(names[near[0]])!r}?"
         elif (similar := self._similar(parts)) is not None:
             hint = f"is it {similar!r}?"
+        elif isinstance(path, str) and path in ("metadata", "damage"):
+            hint = f"is it file.{path}?"
+        elif len(path) <= _MOST_LENGTH:
+            hint = self._keys_near(parts)
         if self._place.reader.salvages and self._place.reader.damage is not None:
             hint = f"it may be lost, since the file is damaged{_INTACT}"
         missing = path if isinstance(path, str) else _paths.text(parts)
         return MissingPathError(missing, self._place.reader.filename, hint)
+
+    def _keys_near(self, parts: list[str]) -> str:
+        """Returns a hint at the keys of the nearest container of a missing path."""
+        catalog = self._catalog
+        for count in range(len(parts) - 1, -1, -1):
+            value = catalog.find(parts[:count], self._place.value)
+            if value is not None:
+                names = [printable(str(name)) for name, _ in catalog.children(value) or ()]
+                above = printable(_paths.text(parts[:count])) if count else "it"
+                return f"{above} has {shortened(names, len(names), 9)}" if names else ""
+        return ""
 
     def _similar(self, parts: list[str]) -> str | None:
         """Returns a similar path, or `None`."""
@@ -158,7 +179,7 @@ class Tree(Hinting, Mapping[str, Any]):
             value = self._catalog.find(_paths.parts(path), self._place.value)
         except TypeError:
             return False
-        return value is not None or self._literally(path)[0] is not None
+        return value is not None or len(self._literally(path)[0]) == 1
 
     def get(self, path: Any, default: Any = None) -> Any:
         """Returns the leaf or container at a path, or `default` if there is none."""
@@ -539,6 +560,7 @@ class File(Tree):
         return File, (self._place.reader, self._unknown)
 
 
+@advised
 @takes()
 def open(
     source: Openable,

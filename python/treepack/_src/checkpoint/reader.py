@@ -17,7 +17,7 @@ from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.arraylike import ArrayLike
 from treepack._src.checkpoint.statistics import Statistics, has_numbers, statistics
-from treepack._src.elsewhere import Hinting
+from treepack._src.elsewhere import Hinting, read_only
 from treepack._src.options import Reading, Status, Tell
 from treepack._src.printable import Completing
 from treepack._src.restore.compare import Signature, described
@@ -497,6 +497,8 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
     def path(self) -> str:
         """Its path in the file."""
         return _paths.text(self.parts)
+
+    __setitem__ = read_only
 
     def __len__(self) -> int:
         if not self.shape:

@@ -530,9 +530,10 @@ def _check_wildcards(old: Any, new: Any) -> None:
     theirs, ours = wildcards_of(old), wildcards_of(new)
     if ours not in (theirs, []):
         like = {old: filled(new, theirs)} if len(theirs) == len(ours) else _LIKE
+        split = "" if theirs else f"; save splits an array by treepack.unstack({new!r})"
         raise ValueError(
             f"{new!r} must have the same wildcards as {old!r}, in the same order, or none, as in "
-            f"{like}"
+            f"{like}{split}"
         )
 
 

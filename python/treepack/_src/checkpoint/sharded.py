@@ -264,7 +264,10 @@ class ShardedReader(Files):
         with contextlib.suppress(FileNotFoundError, DecodeError):
             if read_all(self._place(MANIFEST)) != self._data:
                 return ReplacedError("the checkpoint was replaced by another save: open it again")
-        return CorruptionError(f"{name} is missing: the checkpoint is incomplete")
+        return CorruptionError(
+            f"{name} is missing: copy it, too, or read the other leaves with "
+            "treepack.open(directory, salvage=True) or `treepack salvage`"
+        )
 
     def explained(self, number: int, error: BaseException) -> BaseException:
         """Converts an error in reading a file to an error that names the file."""

@@ -98,6 +98,10 @@ def _of_layers(name: str, pattern: str, axis: int, transpose: Axes) -> Source:
             f"{name} needs a pattern with one *, for the number of the layer, after any other "
             f"wildcards, such as 'layers/*/w', got {pattern!r:.100}"
         )
+    if not hasattr(axis, "__index__"):
+        raise TypeError(f"axis must be an integer, such as 0, got {axis!r:.100}")
+    if not isinstance(transpose, bool):
+        _check_axes("transpose", transpose)
     return Source(pattern, axis, transpose, name)
 
 
@@ -124,9 +128,15 @@ def transpose(path: str, axes: tuple[int, ...] | None = None) -> Source:
             "transpose takes the path of an array, in rename= of load or save, got "
             f"{type(path).__name__}: an array itself is transposed by numpy.transpose"
         )
-    if axes is not None and not all(isinstance(axis, int) for axis in axes):
-        raise TypeError(f"axes must be a tuple of ints, such as (1, 0), got {axes!r:.100}")
+    if axes is not None:
+        _check_axes("axes", axes)
     return Source(path, None, True if axes is None else tuple(axes))
+
+
+def _check_axes(name: str, axes: Any) -> None:
+    """Raises a TypeError for an order of axes that is no tuple of ints."""
+    if not isinstance(axes, Iterable) or not all(isinstance(axis, int) for axis in axes):
+        raise TypeError(f"{name} must be a tuple of ints, such as (1, 0), got {axes!r:.100}")
 
 
 def split(rename: Any) -> tuple[Any, dict[Any, Source]]:
@@ -216,6 +226,7 @@ def resolve(
                 named = filled(source.pattern, [*texts, str(at)])
                 raise TreepackError(
                     f"{source}: the file lacks {named}, although it has layer {numbers[-1][0]:.0f}"
+                    ": load without a template, and stack the layers that are there"
                 )
         resolved[filled(path, texts)] = _filled_source(source, texts), [leaf for _, leaf in numbers]
     return resolved

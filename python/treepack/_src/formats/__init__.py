@@ -191,7 +191,8 @@ def to_save(path: str, export: Export, *, is_open: bool = False) -> Format | Non
     saved = {each.name: each for each in known() if each.is_saved}
     if export.format is not None:
         if not isinstance(export.format, str) or export.format not in saved:
-            raise no_choice("format", export.format, (None, *saved))
+            text = no_choice("format", export.format, (None, *saved))
+            raise ValueError(f"{text}: leave it out; the suffix .msgpack writes for flax")
         return saved[export.format]
     if is_open and (format := of_suffix(path)) is not None:
         return format
@@ -203,5 +204,9 @@ def to_save(path: str, export: Export, *, is_open: bool = False) -> Format | Non
             raise ValueError(
                 f"{name}= applies only to {' and '.join(saved) or 'other formats'}: "
                 f"{''.join(f'pass format={each!r}, or ' for each in saved)}leave it out"
+                + "".join(
+                    f"; {each} are directories, or files with the suffix {kind.suffixes[0]}"
+                    for each, kind in saved.items()
+                )
             )
     return None

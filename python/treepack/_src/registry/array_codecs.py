@@ -118,7 +118,10 @@ def refusal(value: Any) -> str:
     """Returns why a value cannot be saved, with a remedy."""
     text = f"static data of type {default_name(type(value))} cannot be saved: {short_repr(value)}"
     if type(value) is np.ndarray:
-        return f"{text}; arrays in static data may have up to {MAX_ARRAY_BYTES} bytes"
+        return (
+            f"{text}; arrays in static data may have up to {MAX_ARRAY_BYTES} bytes: save larger "
+            "ones as leaves of the tree"
+        )
     has_name = callable(value) and function_name(value)
     if has_name or inspect.isroutine(value):
         named = "" if has_name else ", with serialized_name="

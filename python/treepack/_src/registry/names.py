@@ -147,7 +147,8 @@ class Names(Generic[T]):
         if current is not None and current != name:
             raise ValueError(
                 f"{_label(thing)} is already registered as {self._sort} with the name {current!r}: "
-                f"it cannot also have the name {name!r}"
+                f"it cannot also have the name {name!r}; to read files with both, register it "
+                f"once, with aliases=[{name!r}]"
             )
         for claimed in (name, *aliases):
             owner = self._by_name.get(self._aliases.get(claimed, claimed))

@@ -131,15 +131,12 @@ def about_root(mismatch: Mismatch) -> str:
     return ""
 
 
-def about_names(
-    mismatches: list[Mismatch], deeper: tuple[Trail, Trail] | None, refuses_more: bool
-) -> Iterator[str]:
+def about_names(mismatches: list[Mismatch], deeper: tuple[Trail, Trail] | None) -> Iterator[str]:
     """Yields hints about names that differ.
 
     Args:
       mismatches: All mismatches, except those that a `Level` explains.
       deeper: See `Restore`.
-      refuses_more: Whether leaves that the template lacks are an error by `unexpected="error"`.
     """
     if deeper is not None:
         old, new = map(str, deeper)
@@ -175,7 +172,7 @@ def about_names(
     is_more = min(more, default=0) < 0 or any(
         mismatch.expected == NOTHING for mismatch in mismatches
     )
-    if is_more and not refuses_more:
+    if is_more:
         yield (
             'Pass unexpected="ignore" to treepack.load to ignore leaves that the template lacks, '
             "or select= to load fewer leaves."

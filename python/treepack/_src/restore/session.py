@@ -119,12 +119,11 @@ class Restore:
         if mismatches[0].path == _paths.ROOT and (hint := about_root(mismatches[0])):
             return MismatchError(f"{text}\n{hint}", mismatches)
         is_native = not self.reading.is_drop_in  # the drop-in functions have fewer options
-        refuses_more = self.partial is not None and self.partial.takes_more is False
         names, hints = mismatches, []
         if is_native and self.level is not None:
             names = [each for each in mismatches if not self.level.explains(each)]
             hints = [self.level.hint]
-        hints += about_names(names, self.deeper, refuses_more) if is_native else ()
+        hints += about_names(names, self.deeper) if is_native else ()
         hints += about_keys(mismatches)
         hints += about_ties(mismatches)
         is_renamed = self.partial is not None and self.partial.renames

@@ -250,7 +250,10 @@ class LocalDirectory(Directory):
     def _claim(self, name: str) -> None:
         path = Path(self._path)
         if path.is_file():
-            text = "A file has this name, and sharded=True writes a directory: choose another name"
+            text = (
+                "A file has this name, and sharded=True or Series writes a directory: choose "
+                "another name"
+            )
             raise NotADirectoryError(errno.ENOTDIR, text, str(self._path))
         core.make_directories(path)
         try:

@@ -110,7 +110,11 @@ def checked(name: str, number: Any, text: str) -> int:
 
 def directory_of(given: Any, storage_options: StorageOptions = None) -> str:
     """Returns the path or URL of a directory, normalized; see `resolved`."""
-    return normal(resolved(given, storage_options), safe_normpath)
+    directory = resolved(given, storage_options)
+    if not isinstance(directory, str):
+        kind = type(directory).__name__
+        raise TypeError(f"expected the path of a directory, which comes first, got {kind}")
+    return normal(directory, safe_normpath)
 
 
 class Folder:

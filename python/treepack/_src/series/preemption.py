@@ -8,6 +8,7 @@ by its own handler.
 from __future__ import annotations
 
 import signal
+import threading
 from types import FrameType
 from typing import Any
 
@@ -35,6 +36,11 @@ class Preemption:
           TreepackError: If there are several processes, and jax has no preemption service.
         """
         if self._is_alone:
+            if threading.current_thread() is not threading.main_thread():
+                raise ValueError(
+                    "only the main thread receives signals: call preemption() there, around the "
+                    "loop or the wait for this thread"
+                )
             self._before = signal.signal(signal.SIGTERM, self._note)
         elif not _jax.has_preemption_service():
             raise TreepackError(

@@ -298,6 +298,7 @@ class Series(Hinting):
         """Returns the steps of all checkpoints, in order. Reads only names, no file."""
         return (self._checkpoints if self._fast is None else self._fast).steps()
 
+    @advised
     def path(self, step: int) -> str:
         """Returns the path or URL of the checkpoint of a step, whether or not it is there.
 
@@ -306,6 +307,7 @@ class Series(Hinting):
         step = _checked(step)
         return (self._checkpoints if self._fast is None else self._fast.holder(step)).path(step)
 
+    @advised
     def metrics(self, step: int) -> dict[str, float]:
         """Returns the metrics of a checkpoint. The state is not read.
 
@@ -315,6 +317,7 @@ class Series(Hinting):
         """
         return self._read(step, lambda contents: dict(contents.summary().metrics))
 
+    @advised
     def metadata(self, step: int) -> Any:
         """Returns the metadata of a checkpoint, or `None`. The state is not read.
 

@@ -135,7 +135,7 @@ def inflated(data: Buffer, opening: Opening) -> core.Content | Buffer:
     try:
         is_compressed = core.is_compressed(data)
     except TypeError:
-        _check_is_bytes(data)
+        check_is_bytes(data)
         raise  # it is not contiguous
     if is_compressed:
         with progress_bar(opening.progress, "load") as tell:
@@ -147,8 +147,8 @@ def inflated(data: Buffer, opening: Opening) -> core.Content | Buffer:
     return _joined(core.Content.lent(data), opening, None)
 
 
-def _check_is_bytes(data: Any) -> None:
-    """Raises a TypeError if data are not a bytes-like object."""
+def check_is_bytes(data: Any, order: str = "") -> None:
+    """Raises a TypeError if data are not a bytes-like object; `order` ends its text."""
     if isinstance(data, (str, os.PathLike)):
         raise TypeError(
             f"expected a bytes-like object, got the path {shown(data)!r}: use treepack.load for "
@@ -158,7 +158,7 @@ def _check_is_bytes(data: Any) -> None:
         memoryview(data)
     except TypeError:
         raise TypeError(
-            f"expected a bytes-like object, such as dumps returns, got {type(data).__name__}"
+            f"expected a bytes-like object, such as dumps returns, got {type(data).__name__}{order}"
         ) from None
 
 

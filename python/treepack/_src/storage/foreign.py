@@ -154,6 +154,11 @@ _KNOWN: list[tuple[_T, str]] = [
         "loads the newest",
     ),
     (
+        re.compile(r"[0-9a-f]{8}-\d{5}\.treepack").fullmatch,
+        "it has files of a checkpoint whose manifest is missing: copy that too, or read its leaves "
+        "with treepack.open(directory, salvage=True) or `treepack salvage`",
+    ),
+    (
         re.compile(r".*\.(treepack|msgpack)").fullmatch,
         "it is not a checkpoint, but contains files that may be: load one of them",
     ),

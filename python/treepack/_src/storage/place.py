@@ -143,7 +143,10 @@ def located(
     """
     location = resolved(path, storage_options)
     if not isinstance(location, str):
-        remedy = "the path comes first, as in save(path, tree)"
+        remedy = (
+            "the path comes first, as in save(path, tree), or second, as in "
+            "serialization.load_from_file(tree, path)"
+        )
         if hasattr(path, "write"):
             remedy = for_file
         raise TypeError(f"expected a path or a URL, got {type(path).__name__}: {remedy}")
