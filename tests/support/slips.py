@@ -144,6 +144,17 @@ SLIPS: list[Row] = [
         "treepack.apply_delta(b''.join(treepack.buffers(TREE, base=TREE)), packed(TREE))"]),
     ("treepack.apply_delta(packed(TREE), dumps(TREE, base=TREE))", "the patch comes first, as in", [
         "treepack.apply_delta(b''.join(treepack.buffers(TREE, base=TREE)), packed(TREE))"]),
+    ("run('diff', 'run', '1', '2')", "run/step_2", [
+        "run('diff', 'run/step_1', 'run/step_2')"]),
+    ("run('info', 'run', '2')", "run/step_2", [
+        "run('info', 'run/step_2')"]),
+    ("run('version')", "use `treepack -V`", ["run('-V')"]),
+    ("run('head', 'model')", "use `treepack ls`, or `treepack show FILE PATH`", [
+        "run('ls', 'model')", "run('show', 'model', 'params/w')"]),
+    ("run('show', 'model', 'params/w', '--rows', '3')", r"treepack\.open\(FILE\)\[PATH\]\[:3\]", [
+        "open('model')['params/w'][:3]"]),
+    ("run('get', 'model', 'params/*', 'x')", "or `treepack convert --select`", [
+        "run('convert', 'model', 'x', '--select', 'params/*')"]),
     ("treepack.register_dataclass(renamed(), serialized_name='New')", r"aliases=\['New'\]$", [
         "treepack.register_dataclass(dataclasses.make_dataclass('R', ['a']), serialized_name='Old2'"
         ", aliases=['New'])"]),

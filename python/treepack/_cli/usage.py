@@ -22,6 +22,8 @@ _COMMANDS = {
     "rename mv": "use `treepack convert --rename`",
     "stack": "use `treepack convert --stack`",
     "transpose": "use `treepack convert --transpose`",
+    "version": "use `treepack -V`",
+    "head tail": "use `treepack ls`, or `treepack show FILE PATH` for the values of a leaf",
     "help": "use `treepack --help`, or after a command, such as `treepack ls --help`",
 }
 
@@ -34,7 +36,11 @@ _OPTIONS = {
         "offsets",
         "-R -r --recursive": "leave it out: all levels are listed unless --depth limits them",
     },
-    "diff": {"--tolerance --tol": "use --rtol or --atol"},
+    "diff": {
+        "--tolerance --tol": "use --rtol or --atol",
+        "--quiet -q": "leave it out, and send the output to /dev/null: the exit status tells",
+    },
+    "show": {"--rows": "rows of an array are read in Python, as treepack.open(FILE)[PATH][:3]"},
     None: {
         "--to --format -f -t": f"the suffix of TARGET selects the format, as in out{_EXAMPLE}",
         "--output --out -o": "name the new file after FILE, as TARGET",
@@ -86,6 +92,8 @@ def _extra(command: str, args: Sequence[str]) -> str:
     files = [arg for arg in args if arg[:1] != "-"]
     if command == "diff" and (Path(files[-1]).exists() or Path(files[-1]).suffix):
         return "compare two files at a time"
+    if Path(f"{files[0]}/step_{files[-1]}").exists():
+        return f"name the checkpoint by its path, as {files[0]}/step_{files[-1]}"
     if command == "diff":
         return f"it compares whole files: for a part, add | grep {shlex.quote(f'^{files[-1]}')}"
     if command == "show":

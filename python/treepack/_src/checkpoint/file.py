@@ -130,7 +130,10 @@ class Tree(Hinting, Mapping[str, Any]):
         """Returns the error for a missing path, with a similar path as a hint."""
         hint = ""
         if isinstance(path, str) and "*" in path:
-            hint = f"a path has no wildcards here: call load(select={path!r})"
+            hint = (
+                f"a path has no wildcards here: call load(select={path!r}), or `treepack convert "
+                "--select`"
+            )
         elif readings:
             texts = map(repr, map(_paths.text, readings))
             hint = f"it has several readings: {shortened(texts, len(readings), 9)}"

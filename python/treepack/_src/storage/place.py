@@ -272,7 +272,9 @@ def url_of(path: str | os.PathLike[str]) -> str | None:
     if not _URL.match(text) or _FILE.match(text):
         return None
     if "://" not in text:
-        raise ValueError(f"{shown(text)!r} is a URL that pathlib changed: pass it as a str")
+        raise ValueError(
+            f"{shown(text)!r} is a URL that pathlib changed: pass it as a str, with ://"
+        )
     return text
 
 
