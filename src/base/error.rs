@@ -43,7 +43,7 @@ pub enum Error {
     )]
     TooLarge { kind: &'static str, len: usize },
     /// The format reserves a key of the tree.
-    #[error("the key {key:?} is reserved: it marks {meaning}")]
+    #[error("the key {key:?} is reserved: it marks {meaning}; choose another key")]
     ReservedKey { key: String, meaning: &'static str },
     /// An option has an invalid value, or calls came in the wrong order.
     #[error("{0}")]
@@ -55,7 +55,7 @@ pub enum Error {
     #[error("{reason}: it was written by a newer treepack; upgrade treepack")]
     Newer { reason: String },
     /// A gzip stream ends early.
-    #[error("compressed file ended before the end-of-stream marker was reached")]
+    #[error("compressed file ended before the end-of-stream marker was reached: copy it again")]
     GzipTruncated,
     /// A gzip stream is damaged, or the data are not gzip.
     #[error("{0}")]

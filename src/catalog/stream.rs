@@ -25,7 +25,8 @@ pub fn stream_items(source: &dyn Source, watch: &dyn Watch) -> Result<Vec<Item>>
 pub fn stream_item(source: &dyn Source, start: usize) -> Result<Item> {
     let mut reader = Reader::within(source, start..source.len());
     let no_item = || {
-        let reason = "a value of a stream must be [[key, ...], bytes]";
+        let reason = "a value of a stream must be [[key, ...], bytes]: treepack.load reads \
+                      other files";
         Error::malformed(start, reason)
     };
     let Event::List(item) = reader.next()? else {

@@ -121,7 +121,7 @@ PATHS: list[Row] = [
         "salvage('cut', 'whole')", "load('whole')"]),
     ("open('cut')", "ends early, inside a value: .* at step.*|ends early.*salvage", [
         "open('cut', salvage=True)['params/w'][:]"]),
-    ("load('longer')", "1 trailing byte after the end of the value: remove them.*byte", [
+    ("load('longer')", "1 trailing byte after the end of the value: .*only the value's by", [
         "loads(bytes_of('longer')[:-1])"]),
     ("load('text')", '^[^;]*"hello world": .*text, .*byte 1', [
         "pathlib.Path('text').read_text()"]),

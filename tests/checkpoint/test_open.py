@@ -373,11 +373,12 @@ def test_a_path_that_there_is_not() -> None:
         (file, "enc/krnel", "enc/kernel"),
         (file["enc"], "krnel", "kernel"),
         (file, "xyz", None),
+        (file["enc"], "xyz", None),
     ):
         with pytest.raises(KeyError) as caught:
             at[path]
         assert caught.value.args == (path,)
-        hint = "" if near is None else f": is it {near!r}?"
+        hint = f": it has {', '.join(at)}" if near is None else f": is it {near!r}?"
         assert str(caught.value) == f"there is nothing at {path}{hint}"
 
 

@@ -96,7 +96,7 @@ def test_show(folder: Path) -> None:
     assert "treepack ls model params" in refused("show", "model", "params")
     message = run("show", "model", "absent", status=2)
     assert message.startswith("treepack: 'model': ")
-    assert message.endswith(" absent\n")
+    assert message.endswith(" absent: it has params, step, key, list\n")
     assert refused("show", "model", "absent") == message
 
 

@@ -77,6 +77,17 @@ FILES: list[Row] = [
         "salvage('lost_manifest', 'found')", "load('found')"]),
     ("load('lost_shard')", r"-00000\.treepack is missing: copy it, too, or ", [
         "open('lost_shard', salvage=True).damage"]),
+    ("load('junk_before')", r"trailing bytes .*: something was added before or after it, or line "
+        "ends were changed; copy the file again, in binary mode", [
+        "pathlib.Path('junk_before').write_bytes(bytes_of('model'))", "load('junk_before')"]),
+    ("treepack.loads(padded(TREE))", "of a longer buffer, pass only the value's bytes", [
+        "treepack.loads(padded(TREE)[:treepack.packed_size(TREE, described=True)])"]),
+    ("load('cut.gz')", "end-of-stream marker was reached: copy it again", [
+        "save('cut.gz', TREE, compress=True)", "load('cut.gz')"]),
+    ("load('cut.safetensors')", "but the file at byte .*: copy it again", [
+        "save('cut.safetensors', TREE['params'])", "load('cut.safetensors')"]),
+    ("list(treepack.read_stream('of_flax'))", r"bytes\]: treepack\.load reads other files", [
+        "load('of_flax')"]),
     ("load('several.npy')", r"bytes follow the array; equinox\.tree_deserialise_leaves reads", [
         "equinox.tree_deserialise_leaves('several.npy', [np.ones(3), np.ones(2)])"]),
     ("open('readings')['a/b/c']", r"several readings: 'a~1b/c', 'a/b~1c'|'a/b~1c', 'a~1b/c'", [
@@ -155,6 +166,9 @@ SLIPS: list[Row] = [
         "open('model')['params/w'][:3]"]),
     ("run('get', 'model', 'params/*', 'x')", "or `treepack convert --select`", [
         "run('convert', 'model', 'x', '--select', 'params/*')"]),
+    ("dumps({'a': deleted()})", "deleted or donated: save it before, or save what the call", [
+        "dumps({'a': jnp.ones(3)})"]),
+    ("dumps({'__treepack__': 1})", "it marks .*; choose another key", ["dumps({'treepack_': 1})"]),
     ("treepack.register_dataclass(renamed(), serialized_name='New')", r"aliases=\['New'\]$", [
         "treepack.register_dataclass(dataclasses.make_dataclass('R', ['a']), serialized_name='Old2'"
         ", aliases=['New'])"]),
@@ -174,13 +188,25 @@ def packed(tree: Any, **options: Any) -> bytearray:
     return buffer
 
 
+def padded(tree: Any) -> bytearray:
+    """Returns a buffer that is longer than its tree."""
+    return packed(tree, described=True) + bytes(8)
+
+
+def deleted() -> Any:
+    """Returns an array whose memory is gone."""
+    array = jnp.ones(3)
+    array.delete()
+    return array
+
+
 def in_thread(work: Callable[[], Any]) -> Any:
     """Calls a function in another thread."""
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
         return threads.submit(work).result()
 
 
-HERE_TOO = {it.__name__: it for it in (renamed, packed, in_thread, equinox)}
+HERE_TOO = {it.__name__: it for it in (renamed, packed, padded, deleted, in_thread, equinox)}
 """The names that only these rows use."""
 
 
@@ -194,3 +220,10 @@ def make_slips() -> None:
     next(pathlib.Path("lost_shard").glob("*-00000.treepack")).unlink()
     treepack.save("readings", {"a": {"b/c": 1}, "a/b": {"c": 2}})
     equinox.tree_serialise_leaves("several.npy", [np.ones(3), np.ones(2)])
+    data = pathlib.Path("model").read_bytes()
+    pathlib.Path("junk_before").write_bytes(b"HTTP/1.1 200 OK\r\n\r\n" + data)
+    treepack.save("cut.gz", {"w": np.random.default_rng(0).random(9999)}, compress=True)
+    treepack.save("cut.safetensors", {"w": np.ones(100)})
+    for name in ("cut.gz", "cut.safetensors"):
+        whole = pathlib.Path(name).read_bytes()
+        pathlib.Path(name).write_bytes(whole[:-300])

@@ -130,7 +130,7 @@ def ls(
         try:
             info = found.info(path)
         except treepack.MissingPathError as error:
-            if not error.hint and Path(path).is_file():
+            if Path(path).is_file():
                 error.hint = "it is another file: list one file at a time"
             raise
         is_leaf = info.kind != "container"

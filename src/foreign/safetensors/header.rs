@@ -168,9 +168,9 @@ impl Header {
             return Ok(());
         }
         let reason = format!("the arrays end at byte {end}, but the file at byte {len}");
-        let error = Error::malformed(end.min(len), reason);
+        let at = end.min(len);
         if !salvage {
-            return Err(error);
+            return Err(Error::malformed(at, format!("{reason}: copy it again")));
         }
         let is_whole = |array: &Tensor| array.start + array.nbytes <= len;
         let whole = self.arrays.partition_point(is_whole);
@@ -181,7 +181,7 @@ impl Header {
             0 => String::new(),
             more => format!(" and {more} more"),
         };
-        let mut damage = error.to_string();
+        let mut damage = Error::malformed(at, reason).to_string();
         if !names.is_empty() {
             damage = format!("{damage}, without all bytes of {}{more}", names.join(", "));
         }

@@ -78,8 +78,9 @@ impl<'a> Cursor<'a> {
             left => Err(Error::Trailing {
                 offset: self.position,
                 reason: format!(
-                    "{left} trailing byte{} after the end of the value: remove them, or write the \
-                     file again",
+                    "{left} trailing byte{} after the end of the value: something was added before or \
+                     after it, or line ends were changed; copy the file again, in binary mode, and \
+                     of a longer buffer, pass only the value's bytes",
                     if left == 1 { "" } else { "s" }
                 ),
             }),

@@ -271,7 +271,10 @@ impl<'py> Walk<'py> {
     fn check_alive(&self, array: &Bound<'py, PyAny>) -> Walked {
         let deleted = array.call_method0(intern!(self.py, "is_deleted"))?;
         if deleted.is_truthy()? {
-            return Err(Failure::tree("the array has been deleted or donated"));
+            return Err(Failure::tree(
+                "the array has been deleted or donated: save it before, or save what the call that \
+                 took it returned",
+            ));
         }
         Ok(())
     }

@@ -19,7 +19,7 @@ from treepack._src.checkpoint.mapped import Mapping as Weights
 from treepack._src.checkpoint.opening import open_reader
 from treepack._src.checkpoint.placement import sharing
 from treepack._src.checkpoint.reader import SALVAGE_ADVICE, Place, Reader, dtype_and_shape
-from treepack._src.elsewhere import Hinting, advised, read_only
+from treepack._src.elsewhere import Hinting, read_only, unknown_option
 from treepack._src.mapping.leaves import Leaf
 from treepack._src.options import (
     Containers,
@@ -563,7 +563,6 @@ class File(Tree):
         return File, (self._place.reader, self._unknown)
 
 
-@advised
 @takes()
 def open(
     source: Openable,
@@ -574,6 +573,7 @@ def open(
     unknown: Unknown = "error",
     mapping: Any = None,
     storage_options: StorageOptions = None,
+    **_unknown: Never,
 ) -> File:
     """Opens a file to inspect it and to read parts of it.
 
@@ -620,6 +620,8 @@ def open(
     """
     if _more:
         raise TypeError("open() takes one path, and reads it: treepack.save writes files")
+    if _unknown:
+        raise unknown_option(open, min(_unknown))
     check("unknown", unknown)
     check("mmap", mmap)
     source = resolved(source, storage_options)

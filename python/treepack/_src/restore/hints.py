@@ -181,6 +181,7 @@ def about_names(mismatches: list[Mismatch], deeper: tuple[Trail, Trail] | None) 
         is_node = mismatch.expected.startswith("a subtree")
         is_other = mismatch.expected == "None" or (
             deeper is None
+            and mismatch.found != "None"
             and is_node != mismatch.found.startswith("a subtree")
             and mismatch.path != ROOT
         )
