@@ -326,18 +326,18 @@ def test_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fsspec.__version__
 
 
-def test_only_save_writes_to_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_and_archives_are_written_to_urls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from commands import call
 
     monkeypatch.chdir(tmp_path)
     treepack.save("model", {"w": np.ones(3)})
-    writes: list[Callable[[str], object]] = [
-        lambda url: treepack.write_stream(url, [("w", np.ones(3))]),
-        lambda url: call("convert", "model", f"{url}.npz"),
-    ]
-    for write in writes:
-        with pytest.raises(ValueError, match="is a URL"):
-            write("memory://folder/file")
+    treepack.write_stream("memory://folder/stream", [("w", np.ones(3))])
+    [(key, array)] = treepack.read_stream("memory://folder/stream")
+    assert (key, array.tolist()) == (("w",), [1, 1, 1])
+    call("convert", "model", "memory://folder/file.npz")
+    assert treepack.load("memory://folder/file.npz")["w"].tolist() == [1, 1, 1]
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
