@@ -84,8 +84,6 @@ FILES: list[Row] = [
         "treepack.loads(padded(TREE)[:treepack.packed_size(TREE, described=True)])"]),
     ("load('cut.gz')", "end-of-stream marker was reached: copy it again", [
         "save('cut.gz', TREE, compress=True)", "load('cut.gz')"]),
-    ("load('cut.safetensors')", "but the file at byte .*: copy it again", [
-        "save('cut.safetensors', TREE['params'])", "load('cut.safetensors')"]),
     ("list(treepack.read_stream('of_flax'))", r"bytes\]: treepack\.load reads other files", [
         "load('of_flax')"]),
     ("load('several.npy')", r"bytes follow the array; equinox\.tree_deserialise_leaves reads", [
@@ -223,7 +221,5 @@ def make_slips() -> None:
     data = pathlib.Path("model").read_bytes()
     pathlib.Path("junk_before").write_bytes(b"HTTP/1.1 200 OK\r\n\r\n" + data)
     treepack.save("cut.gz", {"w": np.random.default_rng(0).random(9999)}, compress=True)
-    treepack.save("cut.safetensors", {"w": np.ones(100)})
-    for name in ("cut.gz", "cut.safetensors"):
-        whole = pathlib.Path(name).read_bytes()
-        pathlib.Path(name).write_bytes(whole[:-300])
+    whole = pathlib.Path("cut.gz").read_bytes()
+    pathlib.Path("cut.gz").write_bytes(whole[:-300])

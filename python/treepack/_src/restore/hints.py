@@ -182,6 +182,7 @@ def about_names(mismatches: list[Mismatch], deeper: tuple[Trail, Trail] | None) 
         is_other = mismatch.expected == "None" or (
             deeper is None
             and mismatch.found != "None"
+            and not _SHAPE.fullmatch(mismatch.expected)
             and is_node != mismatch.found.startswith("a subtree")
             and mismatch.path != ROOT
         )
