@@ -25,6 +25,7 @@ def outcome(make: Any) -> Any:
         return type(error), str(error).replace("in the tree", "in the file")
 
 
+@pytest.mark.filterwarnings("ignore:select= and exclude= leave out every leaf")
 @hypothesis.given(tree=state_trees(), data=st.data())
 def test_a_saved_selection_is_the_selection_of_what_is_saved(tree: Any, data: Any) -> None:
     paths = [*leaf_paths(tree, ".")]
@@ -52,6 +53,7 @@ def whole() -> dict[str, Any]:
     }
 
 
+@pytest.mark.filterwarnings("ignore:select= and exclude= leave out every leaf")
 @pytest.mark.parametrize(
     "select",
     [

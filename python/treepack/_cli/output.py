@@ -127,6 +127,7 @@ def json(value: Any) -> None:
 def error(error: Exception | str) -> None:
     """Prints an error with its notes to standard error."""
     text = "\n".join([f"treepack: {error}", *getattr(error, "__notes__", [])])
+    text = text.replace("compress=, ", "--gzip, --numbers, ")
     text = _OPTIONS.sub(lambda match: _FLAGS.get(match[1], f"--{match[1]}"), text)
     lines(_shown(text), sys.stderr)
 

@@ -167,10 +167,11 @@ impl Header {
         if end == len {
             return Ok(());
         }
-        let reason = format!("the arrays end at byte {end}, but the file at byte {len}");
-        let at = end.min(len);
+        let reason =
+            format!("the arrays end at byte {end}, but the file at byte {len}: copy it again");
+        let error = Error::malformed(end.min(len), reason);
         if !salvage {
-            return Err(Error::malformed(at, format!("{reason}: copy it again")));
+            return Err(error);
         }
         let is_whole = |array: &Tensor| array.start + array.nbytes <= len;
         let whole = self.arrays.partition_point(is_whole);
@@ -181,7 +182,7 @@ impl Header {
             0 => String::new(),
             more => format!(" and {more} more"),
         };
-        let mut damage = Error::malformed(at, reason).to_string();
+        let mut damage = error.to_string();
         if !names.is_empty() {
             damage = format!("{damage}, without all bytes of {}{more}", names.join(", "));
         }

@@ -45,10 +45,8 @@ def _tree_in(content: core.Content, nbytes: int) -> Any:
         header = _arrays.read_header(file_of(content), content.nbytes)
         stop = header.nbytes + math.prod(header.shape) * header.dtype.itemsize
         if stop < content.nbytes:
-            raise ValueError(
-                f"{content.nbytes - stop} bytes follow the array; "
-                "equinox.tree_deserialise_leaves reads files with several arrays"
-            )
+            more = "bytes follow the array; equinox.tree_deserialise_leaves reads several arrays"
+            raise ValueError(f"{content.nbytes - stop} {more}")
         if header.is_plain:
             return InContent(header.shape, header.dtype, content, header.nbytes)
         array = _Reordered(header, content)
