@@ -35,8 +35,8 @@ class Trail:
     __slots__ = ("_hash", "above", "part")
 
     def __init__(self, above: Trail | None = None, part: str = ""):
-        self.above = above
-        self.part = part
+        self.above: Trail | None = above
+        self.part: str = part
         self._hash = hash((above, part))
 
     @property

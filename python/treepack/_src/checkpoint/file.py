@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import itertools
 import math
-from collections.abc import Iterator, KeysView, Mapping
+from collections.abc import Callable, Iterator, KeysView, Mapping
 from typing import Any, Never, Unpack
 
 import treepack._core as core
@@ -71,7 +71,8 @@ class Tree(Hinting, Mapping[str, Any]):
     def _catalog(self) -> core.Catalog:
         return self._place.reader.catalog
 
-    __setitem__ = __delitem__ = read_only
+    __setitem__: Callable[..., None] = read_only
+    __delitem__: Callable[..., None] = read_only
 
     def __getitem__(self, path: Any) -> Any:
         """Returns the leaf or container at a path.

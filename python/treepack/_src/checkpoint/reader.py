@@ -498,7 +498,7 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
         """Its path in the file."""
         return _paths.text(self.parts)
 
-    __setitem__ = read_only
+    __setitem__: Callable[..., None] = read_only
 
     def __len__(self) -> int:
         if not self.shape:
