@@ -29,10 +29,11 @@ def cut_by_a_byte(path: Path) -> None:
 @pytest.mark.parametrize("name", FORMS)
 def test_damage_is_the_status_1_of_all_commands(tmp_path: Path, name: str, kind: str) -> None:
     form = FORMS[name]
-    path = tmp_path / f"folder{form.suffix}"
-    form.write(path, TREE)
-    entry = form.entry(path)
     for seed in range(tiers.either(1, 5)):
+        path = tmp_path / str(seed) / f"folder{form.suffix}"
+        path.parent.mkdir()
+        form.write(path, TREE)
+        entry = form.entry(path)
         again = random.Random(seed)
         if kind == "cut by a byte":
             cut_by_a_byte(entry)
@@ -41,9 +42,9 @@ def test_damage_is_the_status_1_of_all_commands(tmp_path: Path, name: str, kind:
         elif (prepare := CONDITIONS.get(kind, CONDITIONS["nothing"]).prepare) is not None:
             prepare(entry, again)
         found, *said = command("verify", str(entry))
-        salvaged, *told = command("salvage", str(entry), str(tmp_path / "rest.treepack"))
+        salvaged, *told = command("salvage", str(entry), str(path.parent / "rest.treepack"))
         assert salvaged == found, (said, told)
         for args in (["ls"], ["info"], ["convert"]):
-            target = [str(tmp_path / "new.treepack")] if args == ["convert"] else []
+            target = [str(path.parent / "new.treepack")] if args == ["convert"] else []
             status, *told = command(*args, str(entry), *target)
             assert status in (0, found), (args, said, told)

@@ -547,7 +547,7 @@ mod tests {
         assert_eq!(bytes.len(), 2 * 24 + 5 * 4);
         for row in 0..3 {
             for column in 0..5 {
-                let scale = (1 + (row + 1) / 2 * 3 + (column + 2) / 3) as f32;
+                let scale = (1 + row.div_ceil(2) * 3 + column.div_ceil(3)) as f32;
                 let expected = (row * 7 + column) as f32 * scale * 0.5 + 1.0;
                 let at = row * 24 + column * 4;
                 assert_eq!(bytes[at..at + 4], expected.to_le_bytes());

@@ -54,6 +54,7 @@ class Work:
         warnings.simplefilter("error")
         # What `on_corrupt="skip"` tells of damage outside of leaves.
         warnings.filterwarnings("ignore", message=".*is damaged.*|.*damage.*", category=UserWarning)
+        warnings.filterwarnings("ignore", message="select= and exclude= leave out every leaf")
 
     def warm_up(self, only: tuple[str, ...], cases: int) -> None:
         """Lets everything be imported that is needed, and limits what the process may do."""

@@ -25,6 +25,7 @@ from treepack._src.storage.deferred import Deferred, InContent
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import Location, check_suffix, located
 from treepack._src.storage.write import replacing, spool
+from treepack.errors import TreepackError
 
 
 def read_stream(
@@ -118,7 +119,7 @@ def _pairs(leaves: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
         is_used = False
         yield pair[0], pair[1]
     if is_used:
-        raise ValueError(
+        raise TreepackError(
             "the iterator yields nothing, as one that was used before: make a new one; for an "
             "empty tree, pass {}"
         )

@@ -242,7 +242,7 @@ class Tree(Hinting, Mapping[str, Any]):
                 continue
             yield path, leaf
 
-    def info(self, path: Any = _paths.ROOT) -> Info:
+    def info(self, path: Any = ".") -> Info:
         """Describes the leaf or container at a path, by default this one, without reading it.
 
         Raises:

@@ -359,13 +359,13 @@ def _note_names(
     more = [name for name in state if name not in children]
     is_sequence = isinstance(target, (list, tuple)) and not hasattr(target, "_fields")
     are_paths = is_sequence and children and all(isinstance(it, str) for it in children.values())
-    if is_sequence and len(children) != len(state) and (are_paths or not (missing and more)):
-        restore.note_here(_counted(children) + " (str)" * bool(are_paths), _counted(state))
-        return
     level = None
     if not restore.reading.is_drop_in and all(state.get(it, ABSENT) is ABSENT for it in children):
         level = level_of(target, children, state, restore.here())
-        restore.level = restore.level or level
+    if is_sequence and len(children) != len(state) and (are_paths or level is None):
+        restore.note_here(_counted(children) + " (str)" * bool(are_paths), _counted(state))
+        return
+    restore.level = restore.level or level
     for name in missing:
         child = children[name]
         container = child.container if isinstance(child, Pruned) else child
