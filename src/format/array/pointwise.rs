@@ -545,8 +545,8 @@ mod tests {
         let source: Vec<u8> = (0..19).collect();
         let bytes = bytes_of(&steps, &source, 2);
         assert_eq!(bytes.len(), 2 * 24 + 5 * 4);
-        for row in 0..3 {
-            for column in 0..5 {
+        for row in 0..3_usize {
+            for column in 0..5_usize {
                 let scale = (1 + row.div_ceil(2) * 3 + column.div_ceil(3)) as f32;
                 let expected = (row * 7 + column) as f32 * scale * 0.5 + 1.0;
                 let at = row * 24 + column * 4;
