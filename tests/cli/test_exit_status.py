@@ -24,7 +24,6 @@ def cut_by_a_byte(path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1])
 
 
-@pytest.mark.all_cases
 @pytest.mark.parametrize("kind", [*DAMAGE, "cut by a byte", "empty", "text"])
 @pytest.mark.parametrize("name", FORMS)
 def test_damage_is_the_status_1_of_all_commands(tmp_path: Path, name: str, kind: str) -> None:
