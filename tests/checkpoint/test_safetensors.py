@@ -299,6 +299,15 @@ def test_what_is_wrong_with_a_repository(tmp_path: Path) -> None:
         treepack.open(folder)
 
 
+def test_an_adapter_is_not_a_part_of_the_model_beside_it(tmp_path: Path) -> None:
+    safetensors.numpy.save_file({"lora_A": np.zeros(1)}, tmp_path / "adapter_model.safetensors")
+    assert list(treepack.load(tmp_path)) == ["lora_A"]
+    safetensors.numpy.save_file({"w": np.ones(3)}, tmp_path / "consolidated.safetensors")
+    assert list(treepack.load(tmp_path)) == list(treepack.abstract(tmp_path)) == ["w"]
+    assert [*treepack.verify(tmp_path).leaves] == ["w"]
+    assert list(treepack.load(tmp_path / "adapter_model.safetensors")) == ["lora_A"]
+
+
 @pytest.mark.parametrize("has_index", [True, False])
 def test_hidden_files_and_other_models_beside_it(tmp_path: Path, has_index: bool) -> None:
     """Such as macOS writes on exFAT, adapters, and files of other layouts or precisions."""

@@ -271,16 +271,22 @@ def _those_in(
 _NUMBERED = re.compile(r"(.*)-(\d{5,})-of-(\d{5,})\.safetensors")
 
 
+# The name that PEFT gives to the file of an adapter.
+_ADAPTER = "adapter_model.safetensors"
+
+
 def _files_in(names: list[str], lose: Callable[[DamagedFileError], None]) -> list[str]:
     """Returns the safetensors files of a directory without an index.
 
-    Adapters, variants and other models beside `model.safetensors`, or beside its parts, are left
-    out: each is read by its own path. `lose` is called if some parts are missing.
+    Variants and other models beside `model.safetensors`, or beside its parts, and adapters beside
+    any model are left out: each is read by its own path. `lose` is called if some parts are
+    missing.
     """
     if WHOLE in names:  # beside it, parts are of a save that was interrupted
         return [WHOLE]
     files = [name for name in names if has_suffix(name)]
     files = [name for name in files if SHARD.fullmatch(name)] or files
+    files = [name for name in files if name != _ADAPTER] or files
     for name in files:
         numbered = _NUMBERED.fullmatch(name)
         if numbered is None:
