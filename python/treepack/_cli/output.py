@@ -127,9 +127,13 @@ def json(value: Any) -> None:
 def error(error: Exception | str) -> None:
     """Prints an error with its notes to standard error."""
     text = "\n".join([f"treepack: {error}", *getattr(error, "__notes__", [])])
-    text = text.replace("compress=, ", "--gzip, --numbers, ")
-    text = _OPTIONS.sub(lambda match: _FLAGS.get(match[1], f"--{match[1]}"), text)
+    text = _OPTIONS.sub(_flag, text)
     lines(_shown(text), sys.stderr)
+
+
+def _flag(option: re.Match[str]) -> str:
+    """Returns the flags for an option, with its value if a message has one."""
+    return _FLAGS.get(option[0]) or _FLAGS.get(option[1]) or f"--{option[1]}"
 
 
 # Options as messages to programs write them.
@@ -141,6 +145,7 @@ _OPTIONS = re.compile(
 # The flags that have other names.
 _FLAGS = {
     "compress": "--gzip",
+    "compress=": "--gzip, --numbers",
     "exclude": "--skip",
     "max_shard_size": "--max-shard-size",
     "max_size": "--max-size",
