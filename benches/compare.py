@@ -343,7 +343,7 @@ def main() -> None:
 
 
 def write(results: dict[str, Any]) -> None:
-    """Writes results; those of some workloads (`--only`) replace their rows of the same machine."""
+    """Writes results; with `--only`, other workloads keep those of equal machine and settings."""
     path = RESULTS / "results.json"
     before = json.loads(path.read_text()) if path.exists() else {}
     same = ("machine", "python", "versions", "size_mib", "rounds", "settings")

@@ -6,7 +6,8 @@
 | `runs` | `ls` of the directory of a run |
 | `checking` | `verify`, `diff` |
 | `writing` | `convert`, `get`, `salvage` |
-| `values` | statistics of arrays, a block at a time |
+| `maps` | files in another layout: `--map` |
+| `values` | statistics and elements of arrays |
 | `piped` | standard input and output |
 | `usage` | hints in errors of usage |
 | `output` | rows, lines and progress bars |

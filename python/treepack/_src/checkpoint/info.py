@@ -18,7 +18,7 @@ class Info(NamedTuple):
     """A leaf or container of an open file, which is not read; see `Tree.infos`.
 
     Attributes:
-      trail: Its path, relative to the container that was asked.
+      trail: Its path, relative to the container whose method returns it.
       kind: `"array"`, `"scalar"` of NumPy, `"prng_key"`, another type of a leaf, such as `"int"`,
         or `"container"`.
       dtype: The dtype of an array or scalar, or the implementation of a PRNG key.

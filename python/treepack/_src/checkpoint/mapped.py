@@ -365,7 +365,7 @@ class MappedReader(Reader):
         return self._factors[path]
 
     def array(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> LazyArray:
-        """Returns a `LazyArray`; of a leaf with another name only, that of the file."""
+        """Returns a `LazyArray`: the array of the file itself if its rule only renames it."""
         made = self.outcome[_paths.text(parts)] if kind[0] == "array" else None
         if isinstance(made, Made):
             return MappedArray(self, value, parts, kind, made)

@@ -586,7 +586,7 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
             return None
         try:
             return self.reader.catalog.read(self.value, copy=False, threads=None)  # type: ignore[no-any-return]
-        except ValueError:  # reading it tells what is wrong, if anything
+        except ValueError:  # reading the leaf raises the error, if there is one
             return None
 
     def begin(self, index: Sequence[slice]) -> None:

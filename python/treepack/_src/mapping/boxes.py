@@ -59,7 +59,7 @@ class Piece(NamedTuple):
 
 
 class Assembly(NamedTuple):
-    """An array of one side, and those of the other that it is made of.
+    """An array of one side, and its sources on the other side.
 
     Attributes:
       result: Its position.

@@ -61,7 +61,7 @@ class Fault(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The leaves of the other side, and those of this side that none needs.
+    """The leaves of the other side, and the leaves of this side that are not used.
 
     Attributes:
       made: The arrays that are assembled, by their paths there.
@@ -103,7 +103,7 @@ class Planner:
         self._wanted = None if there is None else Names(there)
         self._plan = Plan({}, {}, [], [], [], [])
         self._taken: set[str] = set()
-        # Names from rules of containers, which those of leaves precede.
+        # Names by rules of containers; names by rules of leaves take precedence.
         self._inside: dict[str, str] = {}
         self._rule_of: dict[str, Rule] = {}
 
