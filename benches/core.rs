@@ -13,9 +13,12 @@ use std::num::NonZero;
 
 use divan::Bencher;
 use divan::counter::{BytesCount, ItemsCount};
+use treepack::base::raw::RawBytes;
 use treepack::codec::gzip::{self, Indexed, Method};
 use treepack::files::sink::pour;
-use treepack::format::array::{Alignment, Array, ChunkLimit, Framing, Shard, Sharded};
+use treepack::format::array::{
+    Alignment, Array, Bounds, ChunkLimit, Framing, Runs, Shard, Sharded,
+};
 use treepack::format::layout::{Caching, Layout, LayoutBuilder, Payload};
 use treepack::format::structure::Kind;
 use treepack::format::wire::EXT_NDARRAY;
@@ -113,6 +116,40 @@ fn gather_columns(bencher: Bencher, columns: usize) {
     bencher
         .counter(BytesCount::new(array.len()))
         .bench_local(|| array.copy_to(0, &mut target).unwrap().len());
+}
+
+/// Matrices of elements of 1 to 8 bytes.
+#[divan::bench(args = [1, 2, 4, 8], consts = [1, 2], sample_count = 20)]
+fn transpose_32_mib<const THREADS: usize>(bencher: Bencher, nbytes: usize) {
+    read_matrix::<THREADS>(bencher, nbytes, true);
+}
+
+/// The same without a change of order.
+#[divan::bench(consts = [1, 2], sample_count = 20)]
+fn copy_32_mib<const THREADS: usize>(bencher: Bencher) {
+    read_matrix::<THREADS>(bencher, 2, false);
+}
+
+fn read_matrix<const THREADS: usize>(bencher: Bencher, nbytes: usize, is_transposed: bool) {
+    let (rows, columns) = (4096, (32 << 20) / 4096 / nbytes);
+    let bounds = [rows, columns].map(|count| Bounds {
+        start: 0,
+        count,
+        step: 1,
+    });
+    let strides = if is_transposed {
+        [nbytes, rows * nbytes]
+    } else {
+        [columns * nbytes, nbytes]
+    };
+    let memory = vec![1_u8; rows * columns * nbytes];
+    let runs = Runs::new(&[rows, columns], nbytes, &bounds, &strides).unwrap();
+    let mut target = vec![MaybeUninit::new(0); memory.len()];
+    let threads = NonZero::new(THREADS).unwrap();
+    let memory = RawBytes::from(memory.as_slice());
+    bencher
+        .counter(BytesCount::new(target.len()))
+        .bench_local(|| runs.read(&memory, &mut target, threads, || Ok(())).unwrap());
 }
 
 /// What is compressed.

@@ -1,13 +1,14 @@
 //! Copies elements to memory in which the dimensions have another order.
 //!
 //! Each thread writes a slab of the target in tiles. Rows of a tile are copied to memory in a near
-//! cache and transposed there, so that each cache line of both is used once.
+//! cache and transposed from there in vectors, so that each cache line and page of both is used once.
 
 use std::cmp::Reverse;
-use std::mem::MaybeUninit;
 use std::num::NonZero;
 
 use smallvec::SmallVec;
+use wide::bytemuck::cast;
+use wide::{u8x16, u16x8, u32x4, u64x2};
 
 use super::strides::{Repeat, Rest, each};
 use crate::base::raw::{RawBytes, Uninit};
@@ -19,14 +20,16 @@ const SLAB_BYTES: usize = 1 << 20;
 /// Rows and columns of a tile of other elements than the usual ones.
 const EDGE: usize = 16;
 
-/// Rows and columns of a part of a tile that fits registers; the edges of tiles are multiples.
-const BLOCK: usize = 8;
+/// Bytes of a vector; rows of tiles are multiples.
+const VECTOR: usize = 16;
+
+type Vector = [u8; VECTOR];
 
 /// Below this many rows or columns, elements are copied one by one.
 const FEW: usize = 8;
 
 /// Multiple of the rows and columns of all tiles.
-const MAX_EDGE: usize = 128;
+const MAX_EDGE: usize = 512;
 
 type Repeats = SmallVec<[Repeat; 6]>;
 
@@ -47,11 +50,11 @@ pub fn copy(
     let nearest = repeats[repeats.len() - 1];
     let (slabs, inner) = slabs(nbytes, nearest, &order, target)?;
     let work = |slab: Slab<'_>| match nbytes {
-        1 => slab.copy(memory, inner, 128, nbytes, tile::<1, 128>),
-        2 => slab.copy(memory, inner, 128, nbytes, tile::<2, 128>),
-        4 => slab.copy(memory, inner, 64, nbytes, tile::<4, 64>),
-        8 => slab.copy(memory, inner, 32, nbytes, tile::<8, 32>),
-        16 => slab.copy(memory, inner, 16, nbytes, tile::<16, 16>),
+        1 => slab.tiled::<1, 16, 32>(memory, inner),
+        2 => slab.tiled::<2, 8, 64>(memory, inner),
+        4 => slab.tiled::<4, 4, 64>(memory, inner),
+        8 => slab.tiled::<8, 2, 64>(memory, inner),
+        16 => slab.tiled::<16, 1, 64>(memory, inner),
         _ => slab.copy(memory, inner, EDGE, nbytes, |plane, memory, target| {
             elements(nbytes, plane, memory, target);
         }),
@@ -113,6 +116,22 @@ struct Plane {
 }
 
 impl Slab<'_> {
+    fn tiled<const N: usize, const LANES: usize, const ACROSS: usize>(
+        self,
+        memory: RawBytes<'_>,
+        inner: &[Repeat],
+    ) -> Result<()>
+    where
+        Bytes<N>: Lanes<LANES>,
+    {
+        let rows = inner.last().unwrap_or(&self.rows).count;
+        let mut tiles = Tiles::<N, LANES, ACROSS>::new(rows)?;
+        let edge = Tiles::<N, LANES, ACROSS>::EDGE;
+        self.copy(memory, inner, edge, N, |plane, memory, target| {
+            tiles.copy(plane, memory, target);
+        })
+    }
+
     /// Copies in tiles of at most `edge` by `edge` elements.
     fn copy(
         self,
@@ -120,7 +139,7 @@ impl Slab<'_> {
         inner: &[Repeat],
         edge: usize,
         nbytes: usize,
-        tile: impl Fn(Plane, RawBytes<'_>, &mut Uninit),
+        mut tile: impl FnMut(Plane, RawBytes<'_>, &mut Uninit),
     ) -> Result<()> {
         let mut others: Repeats = inner.into();
         others.insert(0, self.rows);
@@ -153,50 +172,125 @@ impl Slab<'_> {
     }
 }
 
-/// Copies a tile of elements of `N` bytes by way of memory in the nearest cache.
-fn tile<const N: usize, const EDGE: usize>(
-    plane: Plane,
-    memory: RawBytes<'_>,
-    target: &mut Uninit,
-) {
-    let Plane { columns, rows } = plane;
-    if columns.count.min(rows.count) < FEW {
-        return elements(N, plane, memory, target);
-    }
-    let [mut near, mut turned] = [[[[MaybeUninit::<u8>::uninit(); N]; EDGE]; EDGE]; 2];
-    for (at, row) in near[..rows.count].iter_mut().enumerate() {
-        let (start, row) = (at * rows.source, &mut row[..columns.count]);
-        if columns.source == N {
-            let run = memory.slice(start..start + columns.count * N);
-            run.copy_to(row.as_flattened_mut());
-            continue;
+/// Elements of `N` bytes, `LANES` in a vector.
+trait Lanes<const LANES: usize> {
+    /// Exchanges rows and columns.
+    fn transpose(rows: [Vector; LANES]) -> [Vector; LANES];
+}
+
+struct Bytes<const N: usize>;
+
+impl Lanes<16> for Bytes<1> {
+    #[inline]
+    fn transpose(rows: [Vector; 16]) -> [Vector; 16] {
+        let mut rows: [u8x16; 16] = rows.map(cast);
+        for _ in 0..4 {
+            let before = rows;
+            for at in 0..8 {
+                rows[2 * at] = u8x16::unpack_low(before[at], before[at + 8]);
+                rows[2 * at + 1] = u8x16::unpack_high(before[at], before[at + 8]);
+            }
         }
-        for (at, element) in row.iter_mut().enumerate() {
-            let from = start + at * columns.source;
-            memory.slice(from..from + N).copy_to(element);
-        }
+        rows.map(cast)
     }
-    for row in (0..rows.count).step_by(BLOCK) {
-        for column in (0..columns.count).step_by(BLOCK) {
-            let mut block = [[[MaybeUninit::uninit(); N]; BLOCK]; BLOCK];
-            for (at, near) in near[row..row + BLOCK].iter().enumerate() {
-                for (to, element) in block.iter_mut().zip(&near[column..]) {
-                    to[at] = *element;
+}
+
+impl Lanes<8> for Bytes<2> {
+    #[inline]
+    fn transpose(rows: [Vector; 8]) -> [Vector; 8] {
+        u16x8::transpose(rows.map(cast)).map(cast)
+    }
+}
+
+impl Lanes<4> for Bytes<4> {
+    #[inline]
+    fn transpose(rows: [Vector; 4]) -> [Vector; 4] {
+        u32x4::transpose(rows.map(cast)).map(cast)
+    }
+}
+
+impl Lanes<2> for Bytes<8> {
+    #[inline]
+    fn transpose(rows: [Vector; 2]) -> [Vector; 2] {
+        u64x2::transpose(rows.map(cast)).map(cast)
+    }
+}
+
+impl Lanes<1> for Bytes<16> {
+    #[inline]
+    fn transpose(rows: [Vector; 1]) -> [Vector; 1] {
+        rows
+    }
+}
+
+/// Square tiles of elements of `N` bytes, with `ACROSS` vectors in a row.
+struct Tiles<const N: usize, const LANES: usize, const ACROSS: usize> {
+    /// Rows of the source, each followed by a cache line, so that columns are in different sets.
+    near: Vec<Vector>,
+}
+
+impl<const N: usize, const LANES: usize, const ACROSS: usize> Tiles<N, LANES, ACROSS>
+where
+    Bytes<N>: Lanes<LANES>,
+{
+    const EDGE: usize = LANES * ACROSS;
+    const PITCH: usize = ACROSS + 64 / VECTOR;
+
+    fn new(rows: usize) -> Result<Self> {
+        let mut near = Vec::new();
+        let rows = rows.min(Self::EDGE).next_multiple_of(LANES);
+        near.try_reserve_exact(rows * Self::PITCH)?;
+        near.resize(rows * Self::PITCH, [0; VECTOR]);
+        Ok(Self { near })
+    }
+
+    fn copy(&mut self, plane: Plane, memory: RawBytes<'_>, target: &mut Uninit) {
+        let Plane { columns, rows } = plane;
+        if columns.count.min(rows.count) < FEW {
+            return elements(N, plane, memory, target);
+        }
+        let near = self.near.chunks_exact_mut(Self::PITCH).take(rows.count);
+        for (at, row) in near.enumerate() {
+            let start = at * rows.source;
+            let span = (columns.count - 1) * columns.source + N;
+            let memory = memory.slice(start..start + span);
+            let mut done = 0;
+            if columns.source == N {
+                done = span / VECTOR * LANES;
+                for (at, vector) in row[..span / VECTOR].iter_mut().enumerate() {
+                    *vector = memory.load(at * VECTOR).expect("it is inside");
                 }
             }
-            for (at, block) in block.iter().enumerate() {
-                turned[column + at][row..row + BLOCK].copy_from_slice(block);
+            for at in done..columns.count {
+                let element: [u8; N] = memory.load(at * columns.source).expect("it is inside");
+                row.as_flattened_mut()[at * N..][..N].copy_from_slice(&element);
             }
         }
-    }
-    for (at, column) in turned[..columns.count].iter().enumerate() {
-        let target = &mut target[at * columns.target..];
-        if rows.target == N {
-            target[..rows.count * N].copy_from_slice(column[..rows.count].as_flattened());
-            continue;
-        }
-        for (at, element) in column[..rows.count].iter().enumerate() {
-            target[at * rows.target..][..N].copy_from_slice(element);
+        let mut strip = [[[0; VECTOR]; ACROSS]; LANES];
+        for column in (0..columns.count).step_by(LANES) {
+            let blocks = rows.count.div_ceil(LANES);
+            let near = self.near[..blocks * LANES * Self::PITCH].chunks_exact(LANES * Self::PITCH);
+            for (block, rows) in near.enumerate() {
+                let mut turned = [[0; VECTOR]; LANES];
+                for (at, row) in rows.chunks_exact(Self::PITCH).enumerate() {
+                    turned[at] = row[column / LANES];
+                }
+                turned = Bytes::<N>::transpose(turned);
+                for (row, vector) in strip.iter_mut().zip(turned) {
+                    row[block] = vector;
+                }
+            }
+            for (at, row) in strip.iter().enumerate().take(columns.count - column) {
+                let target = &mut target[(column + at) * columns.target..];
+                let row = &row.as_flattened()[..rows.count * N];
+                if rows.target == N {
+                    target[..row.len()].write_copy_of_slice(row);
+                    continue;
+                }
+                for (at, element) in row.chunks_exact(N).enumerate() {
+                    target[at * rows.target..][..N].write_copy_of_slice(element);
+                }
+            }
         }
     }
 }
