@@ -37,12 +37,14 @@ __all__ = [
     "decode_value",
     "decompress",
     "described",
+    "digests",
     "encode_value",
     "fresh_memory",
     "has_older_types",
     "is_compressed",
     "is_patch",
     "join",
+    "join_digests",
     "lay_raw",
     "make_directories",
     "mark_older",
@@ -208,6 +210,28 @@ def lay_raw(header: bytes, arrays: list[Any], *, snapshot: bool) -> Layout:
 
     Raises:
       TreepackError: A ValueError. If an array cannot be read.
+    """
+
+def digests(arrays: list[Any], *, threads: int | None) -> bytes:
+    """Returns the digests of arrays, 16 bytes each, in their order.
+
+    A digest is the CRC-64/NVME and the CRC-64/XZ of the bytes in C order, big-endian.
+
+    Args:
+      arrays: See `lay_raw`.
+      threads: The maximum number of threads.
+
+    Raises:
+      TreepackError: A ValueError. If an array cannot be read.
+    """
+
+def join_digests(first: bytes, second: bytes, nbytes: int) -> bytes:
+    """Returns the digest of two parts of an array, one after the other.
+
+    Args:
+      first: The digest of the first part.
+      second: The digest of the second part.
+      nbytes: The number of bytes of the second part.
     """
 
 def is_compressed(data: Buffer | Content, *, by_start: bool = False) -> bool:

@@ -4,7 +4,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `layout.rs`, `save.rs`, `load.rs` | the layout of a tree; saving it; loading one |
-//! | `delta.rs` | patches of encodings |
+//! | `delta.rs`, `digest.rs` | patches of encodings; digests of arrays |
 //! | `walk/` | the walk over a Python tree, which drives an encoder |
 //! | `objects/` | Python objects from events |
 //! | `restore/` | restoring by a template or a record |
@@ -37,6 +37,7 @@ mod catalog;
 mod classes;
 mod content;
 mod delta;
+mod digest;
 mod dtypes;
 mod errors;
 mod failure;
@@ -81,6 +82,7 @@ mod _core {
         classes::Class,
         content::{Content, is_compressed},
         delta::{apply_delta, is_patch, join, patch_parts},
+        digest::{digests, join_digests},
         grid::{ShardGrid, ranges_of_box},
         gzip::decompress,
         hashes::check_hashes,

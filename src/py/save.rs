@@ -90,7 +90,7 @@ pub fn walk(
 #[pyfunction]
 #[pyo3(signature = (header, arrays, *, snapshot))]
 pub fn lay_raw(header: &[u8], arrays: &Bound<'_, PyList>, snapshot: bool) -> PyResult<Layout> {
-    let mut layout = raw_layout_of(arrays, Encoder::raw(header)?)?;
+    let (mut layout, _) = raw_layout_of(arrays, Encoder::raw(header)?)?;
     if snapshot {
         self::snapshot(arrays.py(), &mut layout)?;
     }

@@ -99,11 +99,12 @@ impl Regions {
         let first = self.0.partition_point(|end| *end <= range.start);
         let mut start = range.start;
         let ends = self.0[first..].iter().enumerate();
-        ends.map_while(move |(number, &end)| {
+        let parts = ends.map_while(move |(number, &end)| {
             let part = start..end.min(range.end);
             start = part.end;
-            (!part.is_empty()).then_some((first + number, part))
-        })
+            (part.start < range.end).then_some((first + number, part))
+        });
+        parts.filter(|(_, part)| !part.is_empty())
     }
 
     pub fn sum(&self, start: usize, block: &[u8]) -> Result<PartialSums> {
@@ -222,6 +223,8 @@ mod tests {
         assert_eq!(parts(4..6), [(1, 4..5), (2, 5..6)]);
         assert_eq!(parts(3..5), [(1, 3..5)]);
         assert_eq!(parts(9..12), []);
+        let with_empty = Regions::new(vec![0, 2, 2, 4]);
+        assert!(with_empty.parts(0..4).eq([(1, 0..2), (3, 2..4)]));
         let bytes = b"abcdefghijkl";
         for blocks in 1..12 {
             let mut sums = Sums::default();

@@ -101,6 +101,10 @@ impl<P: Payload> Encoder<P> {
         self.layout.borrow_from(lender);
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.layout.len()
+    }
+
     #[inline]
     pub(crate) fn has_payloads(&self) -> bool {
         self.layout.has_payloads()

@@ -61,17 +61,19 @@ pub fn layout_of(
     Ok((watcher.raise(layout)?, walk.hollow))
 }
 
-/// Returns a layout of the bytes of arrays, after those in `out`.
+/// Returns a layout of the bytes of arrays, after those in `out`, and the end of each array.
 pub fn raw_layout_of(
     arrays: &Bound<'_, PyList>,
     out: Encoder<LeafPayload>,
-) -> PyResult<Layout<LeafPayload>> {
+) -> PyResult<(Layout<LeafPayload>, Vec<usize>)> {
     let mut walk = Walk::new(arrays.py(), out, Options::default())?;
+    let mut ends = Vec::new();
     for array in arrays {
         let done = walk.root(&array);
         done.map_err(|failure| failure.into_py(arrays.py(), "serializing"))?;
+        grow::push(&mut ends, walk.out.len())?;
     }
-    Ok(walk.out.finish(None)?)
+    Ok((walk.out.finish(None)?, ends))
 }
 
 /// Returns path and reason of each failure of writing `tree`.
