@@ -129,6 +129,9 @@ def in_files(folder: Path) -> None:
     assert treepack.read_metadata(path) == {"step": 3}
     checked: treepack.Verification = treepack.verify(path)
     assert treepack.diff(path, treepack.load(path)) == []
+    digest: treepack.Digest = treepack.digest(TREE)
+    check(treepack.load(path, expect=digest))
+    assert treepack.digest(path) == digest
     assert checked.ok
     file: treepack.File
     with treepack.open(path) as file:

@@ -14,6 +14,7 @@ from treepack import checkpoints, errors, serialization
 from treepack._src import formats, hooks
 from treepack._src.api.bytes import apply_delta, buffers, dumps, loads, pack_into, packed_size
 from treepack._src.api.compare import diff
+from treepack._src.api.digest import Digest, digest
 from treepack._src.api.export import LoadedExported, load_exported, save_exported
 from treepack._src.api.files import load, save
 from treepack._src.api.streams import read_stream, write_stream
@@ -41,7 +42,7 @@ core.set_hooks(hooks, errors)
 del core, hooks
 
 for _public in (
-    *(File, Tree, Info, LazyArray, LoadedExported, Mapping, Report, Saving, Verification),
+    *(Digest, File, Tree, Info, LazyArray, LoadedExported, Mapping, Report, Saving, Verification),
     *(Keep, Publisher, Series, Subscriber),
 ):
     for _name, _hint in _public.__annotations__.items():
@@ -58,6 +59,7 @@ formats.known()  # imports the folders now, not within the first call
 
 __all__ = [
     "Arrays",
+    "Digest",
     "File",
     "Info",
     "Keep",
@@ -79,6 +81,7 @@ __all__ = [
     "buffers",
     "checkpoints",
     "diff",
+    "digest",
     "dumps",
     "errors",
     "is_checkpoint",

@@ -1,12 +1,21 @@
 """Digests of arrays and trees."""
 
+import json
+from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+import treepack
 import treepack._core as core
+from commands import call
+from treepack import serialization
+from treepack._src.api import digest as module
 
 POLYNOMIALS = (0x9A6C9329AC4BC9B5, 0xC96C5795D7870F42)  # reflected: NVME, XZ
 
@@ -69,3 +78,136 @@ def test_digests_of_parts_are_joined() -> None:
         core.join_digests(b"", whole, 3)
     with pytest.raises(OverflowError):
         core.join_digests(whole, whole, -1)
+
+
+STATE: dict[str, Any] = {
+    "w": np.arange(6000.0).reshape(60, 100),
+    "params": {"x": jnp.arange(3000, dtype=jnp.bfloat16), "s": "ä", "no": None, "data": b"x" * 70},
+    "list": [1, (2, True)],
+    "f": 0.5,
+    "c": 1j,
+    "scalar": np.float32(2),
+    "int4": np.arange(6, dtype=ml_dtypes.int4),
+    "F": np.asfortranarray(np.ones((40, 50))),
+    "empty": np.zeros((3, 0)),
+    "0-d": np.array(1.5),
+    "key": jax.random.split(jax.random.key(7), 3),
+}
+
+
+def test_it_is_as_the_page_of_the_format_defines_it() -> None:
+    found = treepack.digest(STATE)
+    leaves = {
+        "w": b"float64[60,100]\0" + STATE["w"].tobytes(),
+        "scalar": b"float32[]\0" + np.float32(2).tobytes(),
+        "empty": b"float64[3,0]\0",
+        "key": b"key<threefry2x32>uint32[3,2]\0"
+        + np.asarray(jax.random.key_data(STATE["key"])).tobytes(),
+        "params/no": b"value\0" + core.encode_value(None),
+        "f": b"value\0" + core.encode_value(0.5),
+    }
+    for path, data in leaves.items():
+        assert found.leaves[path] == reference(data).hex(), path
+    ordered = sorted(found.leaves.items(), key=lambda leaf: leaf[0].encode())
+    whole = b"".join(path.encode() + b"\0" + bytes.fromhex(leaf) for path, leaf in ordered)
+    assert str(found) == reference(whole).hex()
+    assert repr(found) == f"Digest('{found}', {len(found.leaves)} leaves)"
+    assert repr(treepack.digest(np.ones(3))).endswith("1 leaf)")
+
+
+def test_files_have_the_digest_of_their_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = treepack.digest(STATE)
+    assert treepack.digest(treepack.dumps(STATE)) == expected
+    monkeypatch.setattr(module, "_WINDOW_BYTES", 1000)
+    for options in ({}, {"compress": True}, {"compress": "numbers"}, {"sharded": True}):
+        path = tmp_path / str(options)
+        treepack.save(path, STATE, **options)
+        assert treepack.digest(path) == expected, options
+        assert treepack.digest(treepack.load(path)) == expected, options
+        with treepack.open(path) as file:
+            assert treepack.digest(file) == expected
+            part = treepack.digest(file["params"])
+            assert part.leaves["x"] == expected.leaves["params/x"]
+            assert part == treepack.digest(STATE["params"])
+    serialization.save_to_file(STATE, tmp_path / "flax")
+    assert treepack.digest(tmp_path / "flax") == expected
+
+
+@pytest.mark.parametrize(
+    "spec", [(None, None), ("x", None), (None, "y"), ("x", "y"), (("x", "y"),)]
+)
+def test_it_does_not_depend_on_the_mesh(
+    spec: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_WINDOW_BYTES", 1000)
+    numbers = np.arange(1600, dtype=np.int32).reshape(40, 40)
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
+    tree = {"w": jax.device_put(numbers, NamedSharding(mesh, PartitionSpec(*spec)))}
+    expected = treepack.digest({"w": numbers})
+    assert treepack.digest(tree) == expected
+    treepack.save(tmp_path / "shards", tree, sharded=True)
+    assert treepack.digest(tmp_path / "shards") == expected
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"w": STATE["w"] + 1e-12},
+        {"w": STATE["w"].reshape(100, 60)},
+        {"w": STATE["w"].view(np.int64)},
+        {"f": np.float64(0.5)},
+        {"c": 2j},
+        {"key": jax.random.key_data(STATE["key"])},
+        {"list": [1, (2, 1)]},
+        {"more": 1},
+    ],
+    ids=str,
+)
+def test_each_change_changes_it(change: dict[str, Any], tmp_path: Path) -> None:
+    expected = treepack.digest(STATE)
+    treepack.save(tmp_path / "model", {**STATE, **change})
+    assert treepack.digest(tmp_path / "model") != expected
+    with pytest.raises(
+        treepack.CorruptionError, match=f"1 leaf differs: {next(iter(change))}"
+    ) as found:
+        treepack.load(tmp_path / "model", expect=expected)
+    assert "model" in str(found.value)
+    with pytest.raises(treepack.CorruptionError, match="digest mismatch"):
+        treepack.load(tmp_path / "model", expect=str(expected), select="f")
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_an_expected_file_is_loaded(sharded: bool, tmp_path: Path) -> None:
+    path, expected = tmp_path / "model", treepack.digest(STATE)
+    treepack.save(path, STATE, sharded=sharded)
+    for given in (expected, str(expected), str(expected).upper()):
+        assert treepack.digest(treepack.load(path, expect=given)) == expected
+    assert treepack.load(path, {"f": 0.0}, expect=expected, strict=False)["f"] == 0.5
+    with pytest.raises(ValueError, match="32 hexadecimal digits, as"):
+        treepack.load(path, expect="12")
+    with pytest.raises(TypeError, match="expect must be a Digest"):
+        treepack.load(path, expect=12)  # type: ignore[arg-type]
+
+
+def test_missing_and_unexpected_leaves_are_named(tmp_path: Path) -> None:
+    treepack.save(tmp_path / "model", {"a": 1, "b": 2})
+    with pytest.raises(treepack.CorruptionError, match=r"c \(missing\), b \(unexpected\)"):
+        treepack.load(tmp_path / "model", expect=treepack.digest({"a": 1, "c": 2}))
+
+
+def test_the_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    treepack.save("model", STATE)
+    np.savez("model.npz", w=STATE["w"])
+    expected = treepack.digest(STATE)
+    assert call("digest", "model") == f"{expected}  model\n"
+    assert expected.leaves["w"] in call("digest", "model.npz", "--leaves")
+    printed = json.loads(call("digest", "model", "--json"))
+    assert printed == {"file": "model", "digest": str(expected), "leaves": dict(expected.leaves)}
+    assert call("verify", "model", "--expect", str(expected)).startswith("model: ")
+    other = call("verify", "model", "--expect", "0" * 32, status=1)
+    assert f"found {expected}" in other
+    printed = json.loads(call("verify", "model", "--json", "--expect", "0" * 32, status=1))
+    assert [printed["files"][0][key] for key in ("ok", "digest")] == [False, str(expected)]

@@ -170,6 +170,9 @@ def opened(folder: Path) -> None:
     found: treepack.Verification = treepack.verify(path, threads=1)
     assert [it.kind for it in treepack.diff(path, path, rtol=0.1, stats=True)] == []
     assert found.ok
+    digest: treepack.Digest = treepack.digest(path, threads=1)
+    assert sorted(digest.leaves) == ["a/b", "c"]
+    assert treepack.load(path, expect=digest)["c"] == treepack.load(path, expect=str(digest))["c"]
 
 
 def series(folder: Path) -> None:

@@ -155,6 +155,15 @@ def diff(case: Case) -> None:
     assert case.form.groups != frozenset({"array"}) or not differences, differences
 
 
+def digest(case: Case) -> None:
+    computed = treepack.digest(case.argument, **case.options)
+    expected = treepack.digest(case.tree)
+    assert computed.leaves["a/w"] == expected.leaves["a/w"]
+    assert (
+        case.form.groups != frozenset({"array", "value", "typed", "name"}) or computed == expected
+    )
+
+
 def read_metadata(case: Case) -> None:
     metadata = treepack.read_metadata(case.argument, **case.options)
     if case.form.has_metadata:
@@ -239,6 +248,7 @@ VERBS: dict[str, Verb] = {
     "abstract": Verb(abstract, READ, is_partial=True),
     "verify": Verb(verify, READ, verifies=True, options=frozenset()),
     "diff": Verb(diff, ANY, is_partial=True),
+    "digest": Verb(digest, ANY, is_partial=True),
     "read_metadata": Verb(read_metadata, READ, is_partial=True),
     "is_checkpoint": Verb(is_checkpoint, READ, options=frozenset()),
     "treepack convert": Verb(convert, PATHS, writes=True, options=frozenset()),

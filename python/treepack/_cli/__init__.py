@@ -4,7 +4,7 @@
 |---|---|
 | `listing` | `ls`, `show`, `info` |
 | `runs` | `ls` of the directory of a run |
-| `checking` | `verify`, `diff` |
+| `checking` | `verify`, `diff`, `digest` |
 | `writing` | `convert`, `get`, `salvage` |
 | `maps` | files in another layout: `--map` |
 | `values` | statistics and elements of arrays |
@@ -78,7 +78,7 @@ def _main(
 
 for command in (
     *(listing.ls, listing.show, listing.info, checking.verify, checking.diff),
-    *(writing.convert, writing.get, writing.salvage),
+    *(checking.digest, writing.convert, writing.get, writing.salvage),
 ):
     app.command(cls=usage.Command)(command)
 

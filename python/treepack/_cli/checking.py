@@ -1,4 +1,4 @@
-"""Checks and compares files: `treepack verify` and `treepack diff`."""
+"""Checks and compares files: `treepack verify`, `treepack diff` and `treepack digest`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 import treepack
 from treepack._cli import output, piped
 from treepack._cli.listing import ANY_FILE, KINDS, MAX_SIZE, flag, opened
-from treepack._src.printable import jsonable
+from treepack._src.printable import jsonable, printable
 from treepack._src.series.listing import run_at
 from treepack._src.storage.place import shown
 
@@ -25,13 +25,21 @@ def verify(
         bool, typer.Option("--quiet", "-q", help="Print nothing; only set the exit status.")
     ] = False,
     as_json: Annotated[bool, flag("--json", "Print the results as JSON.")] = False,
+    expect: Annotated[
+        str | None,
+        typer.Option(
+            "--expect",
+            metavar="HEX",
+            help="The digest of each file, as `treepack digest` prints it.",
+        ),
+    ] = None,
     max_size: MAX_SIZE = None,
 ) -> None:
-    """Compares files with their checksums.
+    """Compares files with their checksums, and with an expected digest.
 
-    For a run, compares all of its checkpoints. Exit status: 1 if a file is damaged or of
-    another format, otherwise 2 if a file or a leaf cannot be read, or a newer version of
-    treepack wrote it.
+    For a run, compares all of its checkpoints. Exit status: 1 if a file is damaged, of another
+    format, or not as expected, otherwise 2 if a file or a leaf cannot be read, or a newer
+    version of treepack wrote it.
     """
     damaged = newer = failed = False
     results: list[dict[str, Any]] = []
@@ -49,7 +57,12 @@ def verify(
         failed |= bool(report.unreadable)
         newer |= report.newer is not None
         fields = {**report._asdict(), "leaves": dict(report.leaves)}
-        results.append({"file": shown(file), "ok": report.ok, **fields})
+        differs = None
+        if expect is not None and report.ok:
+            fields["digest"] = found = str(treepack.digest(file, max_size=max_size))
+            if found != expect.lower():
+                differs, damaged = f"digest mismatch: expected {expect}, found {found}", True
+        results.append({"file": shown(file), "ok": report.ok and differs is None, **fields})
         if quiet or as_json:
             continue
         if report.newer is not None:
@@ -58,12 +71,15 @@ def verify(
         counts: Counter[str] = Counter(report.leaves.values())
         texts = [f"{counts[key]} {key}" for key in _STATUSES if counts[key]]
         is_checked = not counts["unchecked"]
-        style = "red" if not report.ok else "green" if is_checked else "yellow"
+        is_wrong = differs is not None or not report.ok
+        style = "red" if is_wrong else "green" if is_checked else "yellow"
         output.line(f"{shown(file)}: {', '.join(texts) or 'no leaves'}", style)
         for key, paths in (("corrupt", report.corrupt), ("unreadable", report.unreadable)):
             output.rows(((f"  {key}", path), ("bold red", "")) for path in paths)
         if report.damage is not None:
             output.line(f"  damaged: {report.damage}", "bold red")
+        if differs is not None:
+            output.line(f"  {differs}", "bold red")
         if not is_checked:
             why = (
                 "the file has no checksums" if report.damage is None else "no checksums were found"
@@ -72,6 +88,25 @@ def verify(
     if as_json and not quiet:
         output.json(jsonable({"files": results}))
     raise typer.Exit(1 if damaged else 2 if newer or failed else 0)
+
+
+def digest(
+    file: ANY_FILE,
+    leaves: Annotated[bool, flag("--leaves", "Print the digest of each leaf as well.")] = False,
+    as_json: Annotated[bool, flag("--json", "Print all digests as JSON.")] = False,
+    max_size: MAX_SIZE = None,
+) -> None:
+    """Prints the digest of a file: 32 digits, the same in all formats and for any sharding."""
+    with opened(file, max_size) as found:
+        computed = treepack.digest(found)
+        if as_json:
+            each = dict(computed.leaves)
+            output.json({"file": found.path, "digest": str(computed), "leaves": each})
+            return
+        output.line(f"{computed}  {printable(str(found.path))}")
+        if leaves:
+            rows = ((f"  {each}", path) for path, each in computed.leaves.items())
+            output.rows((row, ("", "")) for row in rows)
 
 
 _STATUSES: tuple[Any, ...] = ("ok", "corrupt", "unreadable", "unchecked")

@@ -374,6 +374,7 @@ class Opening(_Options):
     mmap: bool = True
     base: Any = None
     max_size: int | None = None
+    expect: Any = None
     threads: int | None = None
     progress: Progress = None
     unchanged: Sequence[str] = ()
@@ -609,6 +610,7 @@ class LoadOptions(PartOptions, total=False):
     mmap: bool
     base: Any
     max_size: int | None
+    expect: Any
     storage_options: StorageOptions
 
 

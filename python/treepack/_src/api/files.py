@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Unpack, overload
 
 from treepack._src import formats
+from treepack._src.api import digest as _digest
 from treepack._src.api.streams import spooled
 from treepack._src.checkpoint.file import File, Tree, in_layout, place_of
 from treepack._src.checkpoint.load import load_part, restore_described
@@ -504,6 +505,8 @@ def load(
         ignore it.
       max_size: The maximum decompressed size in bytes of gzip, and of a patch and its base; for a
         directory, of its manifest and all its files together.
+      expect: The `Digest` of the file, or its 32 digits: the whole file is compared with it before
+        anything is loaded, also with `select`. See `digest`.
       threads: See `save`; for threads that decompress, cast and copy.
       progress: See `save`; for reading and decompressing. It is not called for a mapped file.
       storage_options: See `save`.
@@ -523,7 +526,8 @@ def load(
         beside it cannot be used. A missing base is a FileNotFoundError, an OSError.
       UnregisteredTypeError: A DecodeError with the name, if a type is not registered.
       CorruptionError: A ValueError, if the file is damaged gzip (GzipCorruptionError) or truncated
-        gzip (GzipTruncatedError), or if `verify` finds damage.
+        gzip (GzipTruncatedError), if `verify` finds damage, or if the digest is not the one of
+        `expect`; a `Digest` there lets the error name the leaves that differ.
       HoleError: A TreepackError, if static data were not saved, and neither `static` nor a target
         supplies them.
       TreepackError: A ValueError, if JAX would change the dtype of an array or the value of an
@@ -560,6 +564,7 @@ def load(
         )
     base = resolved_beside(opening.base, options.get("storage_options"))
     opening.base = base_of(base, max_size=opening.max_size)
+    expected = None if opening.expect is None else _digest.checked(opening.expect)
     path = resolved(path, options.get("storage_options"))
     warn_of_part(path)
     is_directory = False
@@ -569,7 +574,7 @@ def load(
         with sharing(target, reading, together) as group:
             source = path
             is_other = is_directory or formats.of_suffix(path) is not None
-            if selection.is_whole and not is_other:
+            if selection.is_whole and not is_other and expected is None:
                 try:
                     source = content_of(path, opening)
                 except IsADirectoryError:
@@ -580,8 +585,9 @@ def load(
                     except DecodeError:
                         if formats.of_content(source) is None:
                             raise
-            if selection.verifies and selection.select is None and not is_other:
-                try:  # once, so that exactly the verified bytes are loaded
+            is_compared = expected is not None or (selection.verifies and selection.select is None)
+            if is_compared and not is_other:
+                try:  # once, so that exactly the compared bytes are loaded
                     source = downloaded(path, opening.progress)
                 except IsADirectoryError:
                     is_directory = True
@@ -596,6 +602,9 @@ def load(
             )
             reader.given = path
             with contextlib.closing(reader):
+                if expected is not None:
+                    found = _digest.digest_of(File(reader), opening.threads)
+                    _digest.compare(found, expected)
                 return load_part(Place(reader, 0, []), target, selection, reading, group)
 
     with naming(path):

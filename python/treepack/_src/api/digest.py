@@ -1,0 +1,230 @@
+"""Digests of trees: `digest`, and the `expect=` of `load`."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+import treepack._core as core
+from treepack._src import dtypes as _dtypes
+from treepack._src.checkpoint.file import File, Tree, open, place_of
+from treepack._src.checkpoint.reader import LazyArray, Reader
+from treepack._src.checkpoint.sharded import unless_replaced
+from treepack._src.elsewhere import advised
+from treepack._src.options import StorageOptions
+from treepack._src.printable import printable, shortened
+from treepack._src.pytree.prng import MARKER, is_key, unwrap
+from treepack._src.saving.layout import described_layout
+from treepack._src.storage.content import Opened, is_source
+from treepack._src.storage.naming import naming
+from treepack._src.storage.place import resolved
+from treepack.errors import CorruptionError
+
+# The memory for parts of arrays that are not digested where they lie.
+_WINDOW_BYTES = 16 << 20
+
+_HEX = re.compile("[0-9a-f]{32}")
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Digest:
+    """The digest of a tree, the result of `digest`; `str` returns its 32 hexadecimal digits.
+
+    Attributes:
+      leaves: The digest of each leaf by path, 32 hexadecimal digits.
+
+    Examples:
+      >>> import numpy as np, treepack
+      >>> found = treepack.digest({"w": np.zeros(3), "n": 1})
+      >>> found
+      Digest('5b271e8d8ab54228ea20e433dc7b841c', 2 leaves)
+      >>> found.leaves["n"]
+      '3f9581262551b4bd1fbf8db2d3a8ecaf'
+    """
+
+    leaves: dict[str, str]
+
+    def __str__(self) -> str:
+        ordered = sorted(self.leaves.items())
+        return _of_bytes(
+            b"".join(
+                path.encode("utf-8", "surrogatepass") + b"\0" + bytes.fromhex(leaf)
+                for path, leaf in ordered
+            )
+        ).hex()
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self.leaves.items()))
+
+    def __repr__(self) -> str:
+        count = len(self.leaves)
+        return f"Digest({str(self)!r}, {count} {'leaf' if count == 1 else 'leaves'})"
+
+
+@advised
+def digest(
+    source: Any,
+    *,
+    max_size: int | None = None,
+    threads: int | None = None,
+    storage_options: StorageOptions = None,
+) -> Digest:
+    """Computes the digest of a checkpoint or tree: 128 bits, and as many for each leaf.
+
+    It is the same for a tree and every file of it: plain, compressed, sharded over any mesh, or
+    flax's. It covers paths, dtypes, shapes and values, but not metadata, types of containers and
+    their static data. NumPy and JAX arrays, and scalars of NumPy and 0-d arrays, count as equal.
+
+    Digests find damage and mistakes, not forgery: two trees with the same digest can be
+    constructed. See "Digests" in docs/format.md for the definition.
+
+    Args:
+      source: Anything that `open` takes, an open `File` or a `Tree` of one, or a tree.
+      max_size: See `open`.
+      threads: The maximum number of threads that read and compute.
+      storage_options: See `save`.
+
+    Raises:
+      OSError: If the file cannot be read.
+      TreepackError: A ValueError, if the file or the tree cannot be read; see `open` and `save`.
+
+    Examples:
+      >>> import numpy as np, tempfile, treepack
+      >>> state = {"w": np.arange(6.0).reshape(2, 3), "step": 7}
+      >>> path = f"{tempfile.mkdtemp()}/state.treepack"
+      >>> treepack.save(path, state, compress=True)
+      >>> treepack.digest(path) == treepack.digest(state)
+      True
+      >>> treepack.load(path, expect=treepack.digest(state))["step"]
+      7
+    """
+    if isinstance(source, Tree):
+        return digest_of(source, threads)
+    source = resolved(source, storage_options)
+    if not is_source(source):
+        return digest_of(_laid(source), threads)
+
+    def attempt() -> Digest:
+        with open(source, max_size=max_size) as file:
+            return digest_of(file, threads)
+
+    return unless_replaced(attempt)
+
+
+def _laid(tree: Any) -> File:
+    """Opens a tree like a file of it, without a copy of its arrays."""
+    layout = described_layout(tree, 1, index=True)
+    return File(Reader(b"", Opened(core.Content.laid(layout, []))))
+
+
+def digest_of(tree: Tree, threads: int | None) -> Digest:
+    """Computes the digest of an open file or a part of it; see `digest`."""
+    with naming(place_of(tree).reader.given):
+        heads: dict[str, tuple[bytes, int]] = {}
+        digests: dict[str, bytes] = {}
+        together: dict[str, LazyArray] = {}
+        for path, leaf in tree.leaves():
+            head, data = _parts(leaf)
+            if isinstance(data, LazyArray):
+                heads[path] = _of_bytes(head), data.nbytes
+                if type(data) is LazyArray and data.reader.is_local:
+                    together[path] = data
+                else:
+                    digests[path] = _of_windows(data, threads)
+            else:
+                heads[path] = _of_bytes(head + data), 0
+                digests[path] = bytes(16)
+        joined = core.digests([*together.values()], threads=threads)
+        for number, path in enumerate(together):
+            digests[path] = joined[16 * number : 16 * (number + 1)]
+        return Digest(
+            {
+                path: core.join_digests(head, digests[path], nbytes).hex()
+                for path, (head, nbytes) in heads.items()
+            }
+        )
+
+
+def _parts(leaf: Any) -> tuple[bytes, LazyArray | bytes]:
+    """Returns the first bytes of a leaf that its digest covers, and the array or bytes after."""
+    if isinstance(leaf, LazyArray):
+        return _head(leaf), leaf
+    impl = None
+    if is_key(leaf):
+        impl, leaf = unwrap(leaf)
+    elif isinstance(leaf, dict) and MARKER in leaf:  # an implementation that JAX lacks here
+        impl, leaf = leaf[MARKER], leaf["data"]
+    if impl is not None or isinstance(leaf, (np.ndarray, np.generic)):
+        data = core.lay_raw(b"", [np.asarray(leaf)], snapshot=False).to_bytes(threads=None)
+        return (f"key<{impl}>".encode() if impl else b"") + _head(np.asarray(leaf)), data
+    return b"value\0", core.encode_value(leaf)
+
+
+def _head(array: Any) -> bytes:
+    return f"{_dtypes.shown(array.dtype)}[{','.join(map(str, array.shape))}]\0".encode()
+
+
+def _of_bytes(data: bytes) -> bytes:
+    return core.digests([np.frombuffer(data, np.uint8)], threads=1)
+
+
+def _of_windows(array: LazyArray, threads: int | None) -> bytes:
+    """Returns the digest of an array, of which a part is in memory at a time."""
+    step, whole = max(1, _WINDOW_BYTES // max(1, array.dtype.itemsize)), bytes(16)
+    for start in range(0, array.size, step):
+        elements = array.flat_range(start, min(start + step, array.size)).view(np.uint8)
+        part = core.digests([elements], threads=threads)
+        whole = core.join_digests(whole, part, elements.nbytes)
+    return whole
+
+
+def checked(expected: Any) -> Any:
+    """Returns a `Digest` or its digits as they are expected.
+
+    Raises:
+      TypeError: If it is neither.
+      ValueError: If it is a text of another form.
+    """
+    if isinstance(expected, Digest):
+        return expected
+    if not isinstance(expected, str):
+        raise TypeError(
+            f"expect must be a Digest or its 32 hexadecimal digits, got {expected!r:.100}"
+        )
+    if not _HEX.fullmatch(expected.lower()):
+        raise ValueError(
+            f"expect must have 32 hexadecimal digits, as str(treepack.digest(path)), got "
+            f"{expected!r:.100}"
+        )
+    return expected.lower()
+
+
+def compare(found: Digest, expected: Digest | str) -> None:
+    """Compares a digest with the expected one.
+
+    Raises:
+      CorruptionError: If they differ; it names the leaves that do, if they are known.
+    """
+    if str(found) == str(expected):
+        return
+    text = f"digest mismatch: expected {expected}, found {found}"
+    if not isinstance(expected, Digest):
+        raise CorruptionError(f"{text}; expect=treepack.digest(...) names the leaves that differ")
+    paths = [*_differing(found.leaves, expected.leaves)]
+    listed = shortened(map(printable, paths), len(paths), 9)
+    verb = "leaf differs" if len(paths) == 1 else "leaves differ"
+    raise CorruptionError(f"{text}; {len(paths)} {verb}: {listed}")
+
+
+def _differing(found: Mapping[str, str], expected: Mapping[str, str]) -> Iterator[str]:
+    for path in dict.fromkeys([*expected, *found]):
+        if path not in found:
+            yield f"{path} (missing)"
+        elif path not in expected:
+            yield f"{path} (unexpected)"
+        elif found[path] != expected[path]:
+            yield path
