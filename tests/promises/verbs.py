@@ -156,7 +156,11 @@ def diff(case: Case) -> None:
 
 
 def digest(case: Case) -> None:
-    computed = treepack.digest(case.argument, **case.options)
+    if isinstance(case.argument, np.ndarray):  # to `digest`, a tree of one leaf
+        with opened(case) as file:
+            computed = treepack.digest(file)
+    else:
+        computed = treepack.digest(case.argument, **case.options)
     expected = treepack.digest(case.tree)
     assert computed.leaves["a/w"] == expected.leaves["a/w"]
     assert (

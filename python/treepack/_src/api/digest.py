@@ -83,7 +83,8 @@ def digest(
     constructed. See "Digests" in docs/format.md for the definition.
 
     Args:
-      source: Anything that `open` takes, an open `File` or a `Tree` of one, or a tree.
+      source: Anything that `open` takes, an open `File` or a `Tree` of one, or a tree. An
+        array is a tree of one leaf, not encoded data.
       max_size: See `open`.
       threads: The maximum number of threads that read and compute.
       storage_options: See `save`.
