@@ -179,6 +179,12 @@ def compare(folder: Path, leaves: int, mib: int) -> None:
     path = paths["treepack"]
     show("treepack.verify", functools.partial(treepack.verify, path), path, cold=False)
     show("sum of its words (numpy, threads)", functools.partial(summed, path), path, cold=False)
+    show("treepack.digest", functools.partial(treepack.digest, path), path, cold=False)
+    tree = treepack.load(path, arrays="numpy")
+    show("treepack.digest, in memory", functools.partial(treepack.digest, tree), path, cold=False)
+    target = np.empty(treepack.packed_size(tree), np.uint8)
+    copy = functools.partial(treepack.pack_into, tree, target)
+    show("a copy in memory (pack_into)", copy, path, cold=False)
 
 
 def checksums(folder: Path, mib: int) -> None:
