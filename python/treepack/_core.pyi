@@ -452,12 +452,22 @@ class Manifest:
           plan: The plan of the arrays in `layout.hollow`.
         """
 
-    def with_files(self, files: list[tuple[str, int, int]], writer: str | None = None) -> bytes:
+    def with_files(
+        self,
+        files: list[tuple[str, int, int]],
+        writer: str | None = None,
+        places: list[list[int]] | None = None,
+    ) -> bytes:
         """Encodes the same manifest with other files, and their writer in words.
 
         Args:
-          files: As many as it has, and perhaps more, which have no shards.
+          files: As many as it has, and perhaps more, which have no shards without `places`.
           writer: The process that writes it.
+          places: For each writing process of the plan, the number of the file of each of its
+            shards, in order. `None`: its shards are in the file with its index.
+
+        Raises:
+          IndexError: If `places` lacks a shard, or has a number without a file.
         """
 
     @staticmethod

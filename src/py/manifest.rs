@@ -68,19 +68,26 @@ impl Manifest {
         Ok(Self::new(manifest, encoding))
     }
 
-    #[pyo3(signature = (files, writer=None))]
+    #[pyo3(signature = (files, writer=None, places=None))]
     fn with_files<'py>(
         &self,
         py: Python<'py>,
         files: Vec<FileRow>,
         writer: Option<String>,
+        places: Option<Vec<Vec<u32>>>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         keep_reserve()?;
-        let writer = writer.unwrap_or_default();
-        copied(
-            py,
-            &self.manifest.encode_with(&shard_files(files)?, &writer)?,
-        )
+        let (files, writer) = (shard_files(files)?, writer.unwrap_or_default());
+        let count = files.len();
+        let placed = places.map(|places| {
+            let are_files = places.iter().flatten().all(|file| (*file as usize) < count);
+            let placed = self.manifest.placed(places)?.filter(|_| are_files);
+            let error = || PyIndexError::new_err("places must have a file for each shard");
+            placed.ok_or_else(error)
+        });
+        let placed = placed.transpose()?;
+        let arrays = placed.as_ref().unwrap_or(&self.manifest.arrays);
+        copied(py, &self.manifest.encode_with(&files, arrays, &writer)?)
     }
 
     #[getter]

@@ -139,15 +139,20 @@ impl Manifest {
     }
 
     pub fn encode(&self) -> Result<Vec<u8>> {
-        self.encode_with(&self.files, &self.writer)
+        self.encode_with(&self.files, &self.arrays, &self.writer)
     }
 
-    /// Encodes the manifest with these files and this program.
-    pub fn encode_with(&self, files: &[ShardFile], writer: &str) -> Result<Vec<u8>> {
+    /// Encodes the manifest with these files and arrays, and this program.
+    pub fn encode_with(
+        &self,
+        files: &[ShardFile],
+        arrays: &[Grid],
+        writer: &str,
+    ) -> Result<Vec<u8>> {
         let fields = ManifestFields {
             version: self.version,
             files,
-            arrays: &self.arrays,
+            arrays,
             holes: &self.gaps,
             skeleton: &self.skeleton,
             writer,
@@ -157,6 +162,30 @@ impl Manifest {
         grow::extend(&mut bytes, &crc.to_le_bytes())?;
         grow::extend(&mut bytes, &MARK)?;
         Ok(bytes)
+    }
+
+    /// The arrays with the files of their shards from `files`: for each process, the number of the
+    /// file of each shard that the plan assigns to it, in order. `None` if a number is missing, or
+    /// left over.
+    pub fn placed(&self, files: Vec<Vec<u32>>) -> Result<Option<Vec<Grid>>> {
+        let mut left = grow::collect(files.into_iter().map(Vec::into_iter))?;
+        let mut arrays = grow::with_room(self.arrays.len())?;
+        for grid in &self.arrays {
+            let mut placed = grow::with_room(grid.files.len())?;
+            for process in grid.files.iter() {
+                match left.get_mut(*process as usize).and_then(Iterator::next) {
+                    Some(file) => placed.push(file),
+                    None => return Ok(None),
+                }
+            }
+            arrays.push(Grid {
+                counts: grow::to_vec(&grid.counts)?,
+                files: Arc::new(placed),
+                host: grid.host,
+            });
+        }
+        let is_over = left.iter().any(|files| files.len() > 0);
+        Ok((!is_over).then_some(arrays))
     }
 
     pub fn decode(bytes: &[u8]) -> Result<Self> {
@@ -588,6 +617,23 @@ mod tests {
         let refused = manifest.encoding(None).unwrap_err().to_string();
         assert!(refused.contains("pass max_size="), "{refused}");
         assert!(manifest.encoding(Some(2 << 20)).is_ok());
+    }
+
+    #[test]
+    fn shards_of_one_process_may_lie_in_several_files() {
+        let grid = |counts, files| Grid {
+            counts,
+            files: Arc::new(files),
+            host: false,
+        };
+        let arrays = vec![grid(vec![3], vec![0, 1, 0]), grid(vec![1], vec![1])];
+        let manifest = Manifest::unwritten(vec![], arrays);
+        let placed = |files| manifest.placed(files).unwrap();
+        let expected = vec![grid(vec![3], vec![4, 1, 0]), grid(vec![1], vec![5])];
+        assert_eq!(placed(vec![vec![4, 0], vec![1, 5]]), Some(expected));
+        assert_eq!(placed(vec![vec![4], vec![1, 5]]), None);
+        assert_eq!(placed(vec![vec![4, 0]]), None);
+        assert_eq!(placed(vec![vec![4, 0, 0], vec![1, 5]]), None);
     }
 
     #[test]

@@ -80,6 +80,14 @@ def save_step(path: Path, tree: Any, **options: Any) -> None:
     run.wait()
 
 
+def link_step(path: Path, tree: Any) -> None:
+    """Resumes a run, and saves its next step, which links the file of an unchanged leaf."""
+    run = treepack.Series(path, keep=treepack.Keep(last=1), unchanged="link")
+    run.resume()
+    state = {**tree, "frozen": np.arange(5000.0)}
+    run.save((run.steps() or [0])[-1] + 1, state, local=tree["n"])
+
+
 SAVES: dict[str, Write] = {
     "file": lambda path, tree: treepack.save(path, tree),
     "gzip": lambda path, tree: treepack.save(path, tree, compress=True),
@@ -104,6 +112,7 @@ SAVES: dict[str, Write] = {
     ),
     "run": save_step,
     "run of directories": lambda path, tree: save_step(path, tree, sharded=True),
+    "run with links": link_step,
     "run with a fast directory": lambda path, tree: save_step(path, tree, fast=fast_of(path)),
     "run of directories with a fast one": lambda path, tree: save_step(
         path, tree, sharded=True, fast=fast_of(path)

@@ -139,13 +139,25 @@ _NUMBERS: dict[str, tuple[str, Callable[[Any], Any], float]] = {
     "threads": ("an integer", operator.index, -math.inf),
     "align": ("a power of two from 1 to 64", operator.index, -math.inf),
     **dict.fromkeys(("step", "newer_than"), ("an integer", operator.index, -math.inf)),
-    **dict.fromkeys(("anchor_every", "last"), ("an integer of at least 1", operator.index, 1)),
+    **dict.fromkeys(
+        ("anchor_every", "last", "full_every"), ("an integer of at least 1", operator.index, 1)
+    ),
     **dict.fromkeys(
         ("every", "seconds"), ("a number above 0, such as 10", float, math.nextafter(0, 1))
     ),
 }
 
-_OPTIONAL = {"max_size", "level", "threads", "step", "newer_than", "unexpected", "every", "seconds"}
+_OPTIONAL = {
+    "max_size",
+    "level",
+    "threads",
+    "step",
+    "newer_than",
+    "unexpected",
+    "every",
+    "seconds",
+    "full_every",
+}
 
 
 def check(name: str, value: Any) -> None:
@@ -326,6 +338,7 @@ class Saved(_Options):
     Attributes:
       own: Returns metadata that a process keeps in its file of a sharded checkpoint, which then has
         a file of each process. They are not compared between processes.
+      linking: Links files with unchanged shards of a sharded checkpoint; `None` writes all.
     """
 
     sharded: bool | None = None
@@ -338,6 +351,7 @@ class Saved(_Options):
     exclude: Any = None
     dtype: Any = None
     own: Callable[[], Any] | None = None
+    linking: Any = None
     base: Any = None
 
     def __post_init__(self) -> None:

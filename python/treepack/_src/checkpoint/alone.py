@@ -5,6 +5,7 @@ records of the files ──▶ shards of each array, by path ──▶ another m
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import zlib
@@ -22,6 +23,7 @@ from treepack._src.checkpoint.laid import layout_of
 from treepack._src.checkpoint.reader import LazyArray, Reader
 from treepack._src.checkpoint.sharded import ShardedReader
 from treepack._src.checkpoint.shards import FILE, MANIFEST
+from treepack._src.registry.static import metadata_in
 from treepack._src.storage.content import Openable, read_all
 from treepack._src.storage.deferred import Computed
 from treepack._src.storage.foreign import names_in
@@ -110,7 +112,9 @@ class ShardsReader(ShardedReader):
             for parts, shard in _shards_in(number, file):
                 shards[parts].append(shard)
         tree: dict[str, Any] = {}
-        for parts, array_shards in shards.items():
+        ages = [_about(file).get("age", 0) for file in files]
+        for parts, all_shards in shards.items():
+            array_shards = _newest(all_shards, ages)
             try:
                 array = _Array(
                     files, parts, sorted(array_shards, key=lambda shard: shard.place or ())
@@ -149,6 +153,12 @@ class ShardsReader(ShardedReader):
         # Web servers list nothing.
         there = [name for name in names_in(self._path) if FILE.fullmatch(name)] or named
         saves = {name.split("-")[0] for name in there}
+        links: dict[str, set[str]] = defaultdict(
+            set
+        )  # the files that a save took from earlier ones
+        for name in there if len(saves) > 1 else ():
+            links[name.split("-")[0]] |= self._links(name)
+        saves -= {name.split("-")[0] for names in links.values() for name in names}
         named_saves = [save for name in named if (save := name.split("-")[0]) in saves]
         if len(saves) > 1 and not named_saves:
             raise CorruptionError(
@@ -156,9 +166,15 @@ class ShardsReader(ShardedReader):
                 "of other saves away"
             )
         save = Counter(named_saves).most_common(1)[0][0] if named_saves else "".join(saves)
-        missing = [name for name in named if name.startswith(save) and name not in there]
-        self._lost += [f"{name} is missing" for name in missing]
-        return [name for name in there if name.startswith(save)]
+        expected = {name for name in named if name.startswith(save)} | links[save]
+        self._lost += [f"{name} is missing" for name in sorted(expected.difference(there))]
+        return [name for name in there if name.startswith(save) or name in links[save]]
+
+    def _links(self, name: str) -> set[str]:
+        """Returns the files of earlier saves that belong to the checkpoint of a file."""
+        with contextlib.suppress(TreepackError), contextlib.closing(self._open(name)) as file:
+            return {*_about(file).get("links", ())}
+        return set()
 
     def _open(self, name: str) -> Reader:
         left = None
@@ -177,6 +193,30 @@ class ShardsReader(ShardedReader):
 
     def _checked(self, name: str, nbytes: int, record: int) -> Reader:
         return self._opened[name]
+
+
+def _about(file: Reader) -> dict[str, Any]:
+    """Returns the metadata of a file of shards."""
+    record = file.catalog.record
+    about = None if record is None else metadata_in(record, unknown_as_dict=True)
+    return about if isinstance(about, dict) else {}
+
+
+def _newest(shards: list[_Shard], ages: list[int]) -> list[_Shard]:
+    """Returns the shards of an array without those that a later save of a run replaced.
+
+    `ages` has the number of the save of each file.
+    """
+    last = max(ages[shard.file] for shard in shards)
+    kinds = {_kind(shard) for shard in shards if ages[shard.file] == last}
+    newest: dict[Any, int] = defaultdict(int)
+    for shard in shards:
+        newest[shard.place] = max(newest[shard.place], ages[shard.file])
+    return [
+        shard
+        for shard in shards
+        if _kind(shard) in kinds and ages[shard.file] == newest[shard.place]
+    ]
 
 
 def _shards_in(number: int, file: Reader) -> Iterator[tuple[tuple[str, ...], _Shard]]:

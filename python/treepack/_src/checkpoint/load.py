@@ -457,8 +457,10 @@ def _corrupt(
     if not bad:
         bad, fault = unverified, "not verified, for lack of checksums"
     if bad and selection.on_corrupt == "error":
+        files = ", ".join(place.reader.damaged_files[:_MOST_FILES])
+        where = f" in {files}" if files else ""
         raise CorruptionError(
-            f"{listed([*bad.values()])} {fault}: pass on_corrupt='skip' to treepack.load "
+            f"{listed([*bad.values()])} {fault}{where}: pass on_corrupt='skip' to treepack.load "
             "to load the other leaves"
         )
     bad = bad | unverified
@@ -467,6 +469,10 @@ def _corrupt(
         path = room.text(catalog.path_of(first, place.value))
         bad |= dict.fromkeys(values, path if renamed is None else renamed.get(path, path))
     return bad, {}
+
+
+# The maximum number of damaged files of a directory that an error names.
+_MOST_FILES = 10
 
 
 def listed(paths: list[str], most: int = 10) -> str:

@@ -74,6 +74,7 @@ class Reader:
       inflated: The number of bytes decompressed from gzip.
       is_local: Whether reading it needs no requests to a store.
       is_one_file: Whether all leaves are in this file.
+      damaged_files: The names of the files of a directory in which `verify` found damaged leaves.
       is_patch: Whether the file is a patch, which was joined with its base.
       separator: The text between the keys in the names of leaves; `None` if they have paths.
       has_types: Whether the format has the types of containers.
@@ -83,6 +84,7 @@ class Reader:
 
     format: str | None = None
     is_one_file = True
+    damaged_files: Sequence[str] = ()
     is_patch: bool = False
     separator: str | None = None
     has_types = True

@@ -446,6 +446,7 @@ class ShardedReader(Files):
         """Returns the status of each array, and a description of damage to files."""
         total = sum(nbytes for _, nbytes, _ in self._expected)
         done = 0
+        self.damaged_files = ()
         worst: dict[int, Status] = dict.fromkeys(arrays, "ok")
         damage = []
         cells: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -464,6 +465,8 @@ class ShardedReader(Files):
             except CorruptionError as error:
                 wrong = str(error)
             damage.extend([] if wrong is None else [wrong])
+            if "corrupt" in statuses.values():
+                self.damaged_files = [*self.damaged_files, self._expected[number][0]]
             for key, cell in cells[number]:
                 status = arrays[key].status(cell, number, statuses)
                 worst[key] = max(worst[key], status, key=_BADNESS.index)

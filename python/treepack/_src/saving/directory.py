@@ -43,15 +43,24 @@ _FILE_OF = re.compile(r"[0-9a-f]{8}-(\d{5,9})\.treepack")
 _SHARD_FILE = re.compile(rf"{NAME}|\.({NAME}|(lease|manifest)\.treepack)\.treepack-.*\.tmp")
 
 
-def file_name(name: str, process: int) -> str:
-    """Returns the name of the file that a process writes during a save."""
-    return f"{name}-{process:05}.treepack"
+def file_name(name: str, process: int, part: int = 0) -> str:
+    """Returns the name of the file that a process writes during a save.
+
+    A further `part` of its shards has a longer number, which is of no process.
+    """
+    number = f"{part:05}" if part else ""
+    return f"{name}-{process:05}{number}.treepack"
 
 
 def process_of(name: str) -> int:
     """Returns the number of the process that has written a file; -1 if its name has none."""
     match = _FILE_OF.fullmatch(name)
     return -1 if match is None else int(match[1])
+
+
+def save_of(name: str) -> str:
+    """Returns the random start of a file's name, which is that of the save that wrote it."""
+    return name.partition("-")[0]
 
 
 def is_unfinished(names: Iterable[str]) -> bool:
@@ -75,12 +84,17 @@ class Written(NamedTuple):
       nbytes: Its size in bytes.
       record: The CRC-32 of its record.
       plan: The checksum of its plan.
+      others: The name, size and record of each other file with shards of its process.
+      places: The number of the file of each shard of the process, in the order of the plan: 0 for
+        this file, 1 for the first of `others`. None if all are in this file.
     """
 
     name: str
     nbytes: int
     record: int
     plan: Any
+    others: Sequence[tuple[str, int, int]] = ()
+    places: Sequence[int] = ()
 
 
 # The claimed directories by identity. Other threads change it, so it is copied, which is one step.
@@ -108,11 +122,13 @@ class Directory(abc.ABC):
 
     Attributes:
       claimed: The place and the claiming thread; `None` if it is not claimed.
+      linked: The names of files that the save links from another directory.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
         self._path = path
         self.claimed: tuple[str, int] | None = None
+        self.linked: set[str] = set()
         self._name = ""  # of the uncommitted save
         self._before: Any = None  # the version that a commit replaces, unless
         self._overtaken: list[Any] = []  # signal handlers have replaced it by these
@@ -155,7 +171,7 @@ class Directory(abc.ABC):
         """Returns whether a file belongs to a save that this one interrupted."""
         if self._interrupted and name.startswith(f".{LEASE}."):
             return True  # which it may not have locked yet
-        return any(_is_of(name, other._name) for other in self._interrupted)
+        return any(name in other.linked or _is_of(name, other._name) for other in self._interrupted)
 
     def _is_ours(self, name: str) -> bool:
         """Returns whether a file with the name of a shard file is one, and not the user's."""

@@ -14,7 +14,7 @@ import json
 import os
 import secrets
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import treepack._core as core
@@ -27,6 +27,13 @@ from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.saving.directory import Directory, Written, directory_at, file_name, writer
 from treepack._src.saving.identity import Identity, identity_of
 from treepack._src.saving.layout import described_layout, file_layout
+from treepack._src.saving.linking import (
+    Linking,
+    Part,
+    Step,
+    digests_of,
+    held,
+)
 from treepack._src.storage.place import absolute
 from treepack._src.storage.write import save_layout
 from treepack.errors import TreepackError
@@ -89,22 +96,38 @@ class ShardedWrite:
             self._identity = identity_of(
                 path, saved, self._writing, self._plan, self._draft, arrays
             )
-        mine: Any = {}
+        mine: list[Part] = []
         for number, (parts, array) in enumerate(zip(paths, arrays, strict=True)):
             wanted = plan.shards_of(number, index)
-            for name, shard in _shards(parts, array, self._draft.grid(number), wanted, index):
-                if parts or name:
-                    _paths.put(mine, [*parts, *name], shard)
-                else:
-                    mine = shard  # the tree is a single host array
+            shards = _shards(parts, array, self._draft.grid(number), wanted, index)
+            path = _paths.text(parts)
+            mine += [Part(path, cell, [*parts, *name], shard) for cell, name, shard in shards]
         self._layout: core.Layout | None = None
+        self._linking: Linking | None = saved.linking
+        self._step: Step | None = None
         if index in self._processes:
-            about = {"process": index, "plan": self._plan}
+            self._about = {"process": index, "plan": self._plan}
             if saved.own is not None:
-                about["own"] = saved.own()
-            self._layout = file_layout(
-                mine, Saved(metadata=about), self._writing, snapshot=snapshot
-            )
+                self._about["own"] = saved.own()
+            if self._linking is None:
+                self._layout = self._laid(mine, snapshot=snapshot)
+            else:
+                data = held([part.data for part in mine], snapshot=snapshot)
+                self._parts = [
+                    part._replace(data=each) for part, each in zip(mine, data, strict=True)
+                ]
+
+    def _laid(self, parts: Iterable[Part], *, snapshot: bool = False, **more: Any) -> core.Layout:
+        """Lays out a file with shards; `more` are further metadata."""
+        tree: Any = {}
+        for part in parts:
+            if part.keys:
+                _paths.put(tree, part.keys, part.data)
+            else:
+                tree = part.data  # the tree is a single host array
+        return file_layout(
+            tree, Saved(metadata=self._about | more), self._writing, snapshot=snapshot
+        )
 
     @property
     def leads(self) -> bool:
@@ -126,6 +149,8 @@ class ShardedWrite:
             self._lead(directory, progress)
         else:
             self._follow(directory, progress)
+        if self._linking is not None and self._step is not None:
+            self._linking.step = self._step
 
     def _lead(self, directory: Directory, progress: Progress) -> None:
         """Writes as process 0."""
@@ -149,9 +174,10 @@ class ShardedWrite:
             raise
 
     def _write_and_commit(self, directory: Directory, name: str, progress: Progress) -> None:
+        full = self._full()
         if self._identity is not None:
-            self._group.announce(json.dumps([name, self._identity.summary()]))
-        mine = self.write(directory, name, progress)
+            self._group.announce(json.dumps([name, self._identity.summary(), full]))
+        mine = self.write(directory, name, full, progress)
         messages = {0: Message(written=mine), **self._group.gather()}
         errors = [*self._errors_of(messages)]
         if errors:
@@ -163,10 +189,10 @@ class ShardedWrite:
         group, mine = self._group, self._identity
         announced = group.announced()
         if announced and mine is not None:
-            name, identity = json.loads(announced)
+            name, identity, full = json.loads(announced)
             if mine.is_same(identity):
                 try:
-                    written = self.write(directory, name, progress)
+                    written = self.write(directory, name, full, progress)
                 except BaseException as error:
                     group.tell(Message(error=text_of(error)), waits=False)
                     raise
@@ -175,8 +201,22 @@ class ShardedWrite:
                 group.tell(Message(differs=mine.text()))  # process 0 describes the difference
         group.wait()
 
-    def write(self, directory: Directory, name: str, progress: Progress = None) -> Written | None:
+    def _full(self) -> tuple[int, float] | None:
+        """Returns the number of checkpoints since the last one without links, and its time."""
+        if self._linking is None:
+            return None
+        return self._linking.full(self._linking.previous(self._parts))
+
+    def write(
+        self,
+        directory: Directory,
+        name: str,
+        full: tuple[int, float] | None = None,
+        progress: Progress = None,
+    ) -> Written | None:
         """Writes the file of this process and describes it; `None` if it has no shards."""
+        if full is not None and self._linking is not None:
+            return self._link_and_write(self._linking, directory, name, full, progress)
         layout, self._layout = self._layout, None
         if layout is None:
             return None
@@ -184,6 +224,54 @@ class ShardedWrite:
         save_layout(layout, directory.file(file), self._writing, progress)
         del layout
         return directory.look(file)
+
+    def _link_and_write(
+        self,
+        linking: Linking,
+        directory: Directory,
+        name: str,
+        full: tuple[int, float],
+        progress: Progress,
+    ) -> Written:
+        """Links files with unchanged shards, and writes the other shards to one or two files."""
+        parts, self._parts = self._parts, []
+        digests = digests_of([part.data for part in parts], self._writing.threads)
+        last, durable = linking.previous(parts), self._writing.durable
+        step = Step(self._path, {}, {}, {}, full, 0 if last is None else last.age + 1)
+        unchanged: dict[int, str] = {}
+        done: set[int] = set()
+        if last is not None and full[0] > 1:
+            unchanged = last.unchanged(parts, digests)
+            done = linking.link(last, step, unchanged, parts, directory, durable=durable)
+        links = [*step.files]
+        index = self._group.index
+        # Shards that change together lie together. The last file is the one of the process: once it
+        # is on the disk, so are the names before it.
+        for part, is_moved in ((1, True), (0, False)):
+            numbers = [
+                number
+                for number in range(len(parts))
+                if number not in done and (number in unchanged) is is_moved
+            ]
+            if is_moved and not numbers:
+                continue
+            ours, sums = [parts[number] for number in numbers], [digests[at] for at in numbers]
+            more: dict[str, Any] = {} if is_moved else {"full": [*full], "links": links}
+            more |= {
+                "age": step.age,
+                "digests": {shard.text: digest for shard, digest in zip(ours, sums, strict=True)},
+            }
+            name_of_file = file_name(name, index, part)
+            layout = self._laid(ours, **more)
+            save_layout(layout, directory.file(name_of_file), self._writing, progress)
+            del layout
+            written = directory.look(name_of_file)
+            step.add(written[:3], ours, sums)
+        self._step = step
+        others = [row for file, row in step.files.items() if file != written.name]
+        numbers_of = {written.name: 0} | {row[0]: at for at, row in enumerate(others, 1)}
+        places = [numbers_of[step.shards[part.text].file] for part in parts]
+        return written._replace(others=others, places=places)
 
     def _errors_of(self, messages: Mapping[int, Message]) -> Iterator[str]:
         """Yields the reasons that prevent the commit; for process 0."""
@@ -204,18 +292,32 @@ class ShardedWrite:
         """
         files = []
         there = directory.names()
+        reports: list[Written] = []
         for process in self._processes:
             row = messages[process].written
             written = None if row is None else Written(*row)
             if written is None or written.name not in there:
-                written = self._look(directory, name, process)  # listings may be stale
+                found = self._look(directory, name, process)  # listings may be stale
+                written = found if written is None else written
             if written.plan != self._plan:
                 raise TreepackError(
                     f"process {process} saved a different tree than process 0, or arrays that are "
                     "only on its own devices"
                 )
             files.append((written.name, written.nbytes, written.record))
-        data = self._draft.with_files(files, writer())
+            reports.append(written)
+        others = {row[0]: (*row,) for written in reports for row in written.others}
+        for row in others.values():
+            if row[0] not in there and directory.look(row[0])[:3] != row:
+                raise TreepackError(f"{row[0]} in {directory} is not the file that was linked")
+        numbers = {row[0]: at for at, row in enumerate(others.values(), len(files))}
+        places = [
+            [numbers[written.others[at - 1][0]] if at else number for at in written.places]
+            for number, written in enumerate(reports)
+        ]
+        data = self._draft.with_files(
+            [*files, *others.values()], writer(), places if others else None
+        )
         directory.commit(data, there, durable=self._writing.durable)
 
     def _look(self, directory: Directory, name: str, process: int) -> Written:
@@ -246,11 +348,11 @@ def _shards(
     grid: tuple[list[int], bool],
     wanted: list[int],
     process: int,
-) -> list[tuple[list[str], Any]]:
-    """Returns the names and data of the shards that a process writes."""
+) -> list[tuple[int, list[str], Any]]:
+    """Returns the numbers, names and data of the shards that a process writes."""
     counts, is_host = grid
     if is_host or not wanted:
-        return [([], array)] if wanted else []
+        return [(0, [], array)] if wanted else []
     shards = {}
     cells = core.ShardGrid(array.shape, counts)
     missing = {*wanted}
@@ -264,4 +366,4 @@ def _shards(
             f"at {_paths.text(path)}: the array is incomplete: expected {len(wanted)} shards in "
             f"process {process}, found {len(shards)}. Create the array again"
         )
-    return [([cells.name(cell)], data) for cell, data in shards.items()]
+    return [(cell, [cells.name(cell)], shards[cell]) for cell in wanted]

@@ -26,7 +26,7 @@ from treepack._src.checkpoint.sharded import ShardedReader
 from treepack._src.options import PartOptions
 from treepack._src.printable import short_repr
 from treepack._src.registry.static import metadata_in
-from treepack._src.saving.directory import process_of
+from treepack._src.saving.directory import process_of, save_of
 from treepack._src.series.keep import Summary
 from treepack._src.storage.content import check_gzip, downloaded, is_special
 from treepack._src.storage.naming import naming
@@ -124,11 +124,15 @@ class Contents:
         self._reader = reader
         # The files of processes, by their numbers.
         self._files: dict[int, Callable[[], Reader]] = {0: lambda: reader}
+        self._all = [*self._files.values()]
         if isinstance(reader, ShardedReader):
-            processes = (process_of(name) for name, _, _ in reader.manifest.files)
-            self._files = {
-                process: partial(reader.file, at) for at, process in enumerate(processes)
-            }
+            names = [name for name, _, _ in reader.manifest.files]
+            # Linked files of earlier saves may be of processes with the same numbers.
+            mine = [at for at, name in enumerate(names) if save_of(name) == save_of(names[0])]
+            processes = {process_of(names[at]): at for at in reversed(mine)}
+            processes.pop(-1, None)
+            self._files = {number: partial(reader.file, at) for number, at in processes.items()}
+            self._all = [partial(reader.file, at) for at in range(len(names))]
         metadata = _metadata(reader)
         self._is_ours = (
             isinstance(metadata, dict)
@@ -200,7 +204,7 @@ class Contents:
         Raises:
           CorruptionError: If there is damage.
         """
-        for opening in [*self._files.values()][index::count]:
+        for opening in self._all[index::count]:
             file = opening()
             statuses, damage = file.verify(threads=None, progress=None)
             bad = [value for value, status in statuses.items() if status == "corrupt"]

@@ -26,6 +26,7 @@ from treepack._src.options import (
 from treepack._src.printable import warn
 from treepack._src.saving.background import Saving, run, wait_at
 from treepack._src.saving.directory import interrupted
+from treepack._src.saving.linking import Linking
 from treepack._src.series.contents import Contents, opened
 from treepack._src.series.fast import Fast
 from treepack._src.series.intervals import Intervals
@@ -100,9 +101,12 @@ class Series(Hinting):
         sharded: bool | None = None,
         timeout: float = TIMEOUT_S,
         fast: str | os.PathLike[str] | None = None,
+        unchanged: Literal["write", "link"] = "write",
+        full_every: int | None = None,
         storage_options: StorageOptions = None,
     ):
         check("timeout", timeout)
+        linking = _linking(unchanged, full_every, sharded, fast)
         directory = directory_of(located(path, storage_options))
         is_name = os.path.basename(prefix) == prefix  # noqa: PTH119  # a URL is not a path
         if not is_name or prefix[-1:].isdigit():
@@ -122,6 +126,9 @@ class Series(Hinting):
         self._checkpoints = durable = Checkpoints(Folder(absolute(directory), prefix))
         self._place = "series", real(absolute(directory))
         self._keep, self._sharded, self._timeout = keep, sharded, timeout
+        self._linking = linking
+        if linking is not None:
+            self._sharded = True
         self._last: Saving | None = None
         self._intervals = Intervals(every, seconds, timeout)
         self._preemption: Preemption | None = None
@@ -210,6 +217,7 @@ class Series(Hinting):
         saved, writing = Saved.of(options), Writing.of(options)
         saved.timeout = self._timeout
         saved.sharded = _jax.processes()[1] > 1 if self._sharded is None else self._sharded
+        saved.linking = self._linking
         self._wait()
         self._check_processes()
         keep, now = (
@@ -291,6 +299,8 @@ class Series(Hinting):
         finally:
             self.skipped = resuming.skipped
         self.local = None if loaded is None else loaded.local
+        if self._linking is not None and loaded is not None:
+            self._linking.resume(self._checkpoints.path(loaded.step))
         return None if loaded is None else (loaded.step, loaded.state)
 
     @called
@@ -507,6 +517,32 @@ class Series(Hinting):
             folder = shown(self._checkpoints.folder.directory)
             there = f"there are {', '.join(map(str, steps))}" if steps else "there is none"
             raise TreepackError(f"no checkpoint of step {step} in {folder}: {there}")
+
+
+def _linking(
+    unchanged: str, full_every: int | None, sharded: bool | None, fast: Any
+) -> Linking | None:
+    """Returns the links between the steps of a series; `None` if each step is written.
+
+    Raises:
+      ValueError: If the options exclude each other.
+    """
+    if unchanged not in ("write", "link"):
+        raise ValueError(f"unchanged must be 'write' or 'link', got {unchanged!r:.100}")
+    check("full_every", full_every)
+    if unchanged == "write":
+        if full_every is not None:
+            raise ValueError("full_every requires unchanged='link': leave it out, or pass both")
+        return None
+    if sharded is False:
+        raise ValueError(
+            "unchanged='link' saves directories: leave out sharded=False, or pass unchanged='write'"
+        )
+    if fast is not None:
+        raise ValueError(
+            "unchanged='link' does not support fast=: leave out fast=, or pass unchanged='write'"
+        )
+    return Linking(full_every)
 
 
 def _checked_fast(fast: str | os.PathLike[str], directory: str) -> str:

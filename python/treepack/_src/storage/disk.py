@@ -31,6 +31,20 @@ class Disk(Store):
         layout = core.lay_raw(data, [], snapshot=False)
         layout.save(path, compress=False, level=None, durable=durable, threads=1, progress=None)
 
+    def link(self, source: str, target: str, *, durable: bool) -> None:
+        if durable:
+            # Windows flushes only files that are open for writing.
+            file = os.open(source, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+            try:
+                os.fsync(file)
+            finally:
+                os.close(file)
+        try:
+            os.link(source, target)
+        except FileExistsError:  # another process has linked it, too
+            if not Path(source).samefile(target):
+                raise
+
     def delete(self, paths: Sequence[str]) -> None:
         for path in paths:
             Path(path).unlink(missing_ok=True)

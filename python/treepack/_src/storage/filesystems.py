@@ -196,6 +196,12 @@ class FileSystem(Locked, RemoteStore):
         self.upload(path, iter([data]), len(data))
 
     @_hiding
+    def link(self, source: str, target: str, *, durable: bool) -> None:
+        _make_parent(self._fs, target)
+        self._fs.cp_file(source, target)
+        self._forget(target)
+
+    @_hiding
     def delete(self, paths: Sequence[str]) -> None:
         for path in paths:
             with contextlib.suppress(FileNotFoundError):

@@ -289,6 +289,10 @@ class ObjectStore(RemoteStore):
             return ABSENT
         return _version_in(meta)
 
+    def link(self, source: str, target: str, *, durable: bool) -> None:
+        with self._translated(source):
+            self._obstore.copy(self._store, source, target)
+
     def delete(self, paths: Sequence[str]) -> None:
         if not paths:
             return

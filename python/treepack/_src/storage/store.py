@@ -91,6 +91,20 @@ class Store(abc.ABC):
         """
 
     @abc.abstractmethod
+    def link(self, source: str, target: str, *, durable: bool) -> None:
+        """Gives a file a second name, or copies it inside the store.
+
+        Args:
+          source: Its path.
+          target: The second path, in an existing directory.
+          durable: Whether to wait until the content of the file is on the local disk.
+
+        Raises:
+          OSError: If the store cannot do that with this file.
+          NotImplementedError: If it cannot do that with any file.
+        """
+
+    @abc.abstractmethod
     def delete(self, paths: Sequence[str]) -> None:
         """Deletes files, in one request where possible. Missing files are not an error."""
 

@@ -1,0 +1,352 @@
+"""A run whose steps share the files of unchanged leaves: `Series(unchanged="link")`."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import commands
+import processes
+import tiers
+import treepack
+from treepack import Keep, Series
+from treepack._src.checkpoint import shards
+from treepack._src.saving import linking
+
+FROZEN = {"a": np.arange(20_000.0), "b": np.ones((300, 20), np.float32)}
+
+
+def state(step: int) -> dict[str, Any]:
+    return {**FROZEN, "w": jnp.full(1000, step, jnp.float32), "step": step}
+
+
+def same(one: Any, other: Any) -> bool:
+    if jax.tree.structure(one) != jax.tree.structure(other):
+        return False
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return all(
+        np.asarray(a).dtype == np.asarray(b).dtype
+        and np.asarray(a).tobytes() == np.asarray(b).tobytes()
+        for a, b in pairs
+    )
+
+
+def check(run: Series, step: int, tree: Any) -> None:
+    assert treepack.verify(run.path(step)).ok
+    assert same(treepack.load(run.path(step), arrays="numpy"), jax.tree.map(np.asarray, tree))
+
+
+def files(run: Series, step: int) -> dict[str, os.stat_result]:
+    return {path.name: path.stat() for path in Path(run.path(step)).iterdir()}
+
+
+def added(run: Series, step: int) -> int:
+    """Returns the bytes of the files of a step that no earlier step has."""
+    before = {name for at in run.steps() if at < step for name in files(run, at)}
+    found = files(run, step).items()
+    return sum(stat.st_size for name, stat in found if name not in before)
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_unchanged_leaves_are_written_once(tmp_path: Path, background: bool) -> None:
+    run = Series(tmp_path, unchanged="link")
+    for step in range(4):
+        run.save(step, state(step), background=background, local={"seen": step})
+    run.wait()
+    (shared,) = {it for it in files(run, 0) if it != shards.MANIFEST}
+    inode = files(run, 0)[shared].st_ino
+    for step in range(4):
+        assert files(run, step)[shared].st_ino == inode
+        check(run, step, state(step))
+    assert files(run, 3)[shared].st_nlink == 4
+    assert added(run, 0) > 150_000
+    assert max(added(run, step) for step in range(1, 4)) < 10_000
+    again = Series(tmp_path, unchanged="link")
+    found = again.resume(state(0))
+    assert found is not None
+    assert found[0] == 3
+    assert same(found[1], state(3))
+    assert again.local == {"seen": 3}
+    again.save(4, {**found[1], "w": jnp.zeros(1000), "step": 4})
+    assert files(again, 4)[shared].st_ino == inode
+    assert added(again, 4) < 10_000
+
+
+def test_a_step_is_whole_without_the_others(tmp_path: Path) -> None:
+    run = Series(tmp_path / "run", unchanged="link", keep=Keep(last=1))
+    for step in range(3):
+        run.save(step, state(step))
+    assert run.steps() == [2]  # the others are removed, and their bytes stay
+    check(run, 2, state(2))
+    shutil.copytree(run.path(2), tmp_path / "copy")
+    shutil.rmtree(tmp_path / "run")
+    found = treepack.load(tmp_path / "copy", arrays="numpy")
+    assert same(found, jax.tree.map(np.asarray, state(2)))
+
+
+def test_a_file_is_written_again_once_most_of_it_has_changed(tmp_path: Path) -> None:
+    tree = {f"{name}": np.full(1000, 0.0) for name in range(10)}
+    run = Series(tmp_path, unchanged="link")
+    for step in range(10):
+        tree = {**tree, f"{step}": np.full(1000, step + 1.0)}
+        run.save(step, tree)
+        check(run, step, tree)
+        sizes = [stat.st_size for stat in files(run, step).values()]
+        assert sum(sizes) < 2.5 * 80_000  # of which records and the manifest take some
+    assert max(files(run, 9).items(), key=lambda it: it[1].st_size)[0] not in files(run, 0)
+
+
+def test_few_files_make_up_a_step(tmp_path: Path) -> None:
+    tree = {f"{name}": np.full(10, 0.0) for name in range(40)}
+    run = Series(tmp_path, unchanged="link")
+    for step in range(40):
+        tree = {**tree, f"{step}": np.full(10, step + 1.0)}
+        run.save(step, tree)
+    assert 5 < len(files(run, 39)) <= 20 + 1
+    check(run, 39, tree)
+
+
+@tiers.parametrize("seed", range(30))
+def test_any_sequence_of_changes_is_loaded_as_it_was_saved(seed: int, in_memory: Path) -> None:
+    rng = random.Random(seed)
+    run = Series(in_memory, unchanged="link", keep=Keep(last=3, every=4))
+    names = [f"{it}/{it % 3}" for it in range(8)]
+    sizes = {name: rng.choice([40, 300, 3000]) for name in names}
+    tree: dict[str, Any] = {}
+    saved = {}
+    for step in range(12):
+        for name in rng.sample(names, rng.randrange(len(names))):
+            change = rng.random()
+            kind = rng.choice([np.float32, np.int64, jnp.bfloat16])
+            if change < 0.2:
+                tree.pop(name, None)
+            elif change < 0.3:
+                tree[name] = step
+            elif change < 0.4 and isinstance(tree.get(name), np.ndarray):
+                tree[name] = tree[name].reshape(2, -1)  # the same bytes
+            else:
+                tree[name] = np.full(sizes[name], rng.randrange(3)).astype(kind)
+        saved[step] = dict(tree)
+        live = {name: jnp.asarray(it) if rng.random() < 0.3 else it for name, it in tree.items()}
+        run.save(step, live if jax.config.jax_enable_x64 else tree, background=rng.random() < 0.5)
+        if rng.random() < 0.3:
+            run.wait()
+            run = Series(in_memory, unchanged="link", keep=Keep(last=3, every=4))
+            found = run.resume()
+            assert found is not None
+            assert found[0] == step
+            assert same(found[1], tree)
+        elif rng.random() < 0.1:
+            run.wait()
+            shutil.rmtree(run.path(step))
+    run.wait()
+    for step in run.steps():
+        assert same(treepack.load(run.path(step)), saved[step]), step
+        assert treepack.verify(run.path(step)).ok
+
+
+def test_only_equal_kinds_are_linked(tmp_path: Path) -> None:
+    zeros = np.zeros(1000, np.float32)
+    run = Series(tmp_path, unchanged="link")
+    for step, tree in enumerate(
+        [{"a": zeros}, {"a": zeros.view(np.int32)}, {"a": zeros.reshape(10, -1)}, {"b": zeros}]
+    ):
+        run.save(step, tree)
+        assert len(files(run, step)) == 2
+        assert all(stat.st_nlink == 1 for stat in files(run, step).values())
+        check(run, step, tree)
+
+
+def test_full_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Series(tmp_path / "int", unchanged="link", full_every=3)
+    for step in range(5):
+        run.save(step, state(0))
+    run = Series(tmp_path / "int", unchanged="link", full_every=3)
+    run.resume()  # the count continues
+    for step in range(5, 8):
+        run.save(step, state(0))
+    assert [step for step in range(8) if added(run, step) > 100_000] == [0, 3, 6]
+    now = [1e9]
+    monkeypatch.setattr(linking.time, "time", lambda: now[0])
+    run = Series(tmp_path / "default", unchanged="link")
+    for step in range(120):
+        now[0] += 3600 if step < 60 else 0  # a day has passed at step 24, and not after step 60
+        run.save(step, {"w": np.zeros(3000)})
+    assert [step for step in range(120) if added(run, step) > 20_000] == [0, 50]
+
+
+@pytest.mark.parametrize("change", ["removed", "another", "moved"])
+def test_a_predecessor_that_has_gone_is_not_linked(tmp_path: Path, change: str) -> None:
+    run = Series(tmp_path, unchanged="link")
+    run.save(1, state(1))
+    if change == "moved":
+        shutil.move(run.path(1), tmp_path / "elsewhere")
+    else:
+        shutil.rmtree(run.path(1))
+    if change == "another":
+        treepack.save(run.path(1), state(7), sharded=True)
+    run.save(2, state(2))
+    check(run, 2, state(2))
+    assert all(stat.st_nlink == 1 for stat in files(run, 2).values())
+
+
+def test_a_step_may_be_saved_again(tmp_path: Path) -> None:
+    run = Series(tmp_path, unchanged="link")
+    run.save(1, state(1))
+    run.save(2, state(2))
+    run.save(2, state(3))
+    check(run, 1, state(1))
+    check(run, 2, state(3))
+    assert len(files(run, 2)) == 3
+    assert added(run, 2) < 10_000
+
+
+@pytest.mark.parametrize("number", [errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP])
+def test_files_are_copied_where_links_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    link = os.link
+
+    def fails(source: Any, target: Any, **options: Any) -> None:
+        if not os.fspath(source).endswith(".tmp"):  # of a lease
+            raise OSError(number, os.strerror(number))
+        link(source, target, **options)
+
+    monkeypatch.setattr(os, "link", fails)
+    run = Series(tmp_path, unchanged="link")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(3):
+            run.save(step, state(step))
+    (warning,) = caught
+    assert os.strerror(number) in str(warning.message)
+    for step in range(3):
+        check(run, step, state(step))
+        assert all(stat.st_nlink == 1 for stat in files(run, step).values())
+    assert files(run, 0).keys() & files(run, 2).keys() > {shards.MANIFEST}
+
+
+def test_a_damaged_file_harms_all_steps_that_share_it(tmp_path: Path) -> None:
+    run = Series(tmp_path, unchanged="link", full_every=3)
+    for step in range(6):
+        run.save(step, state(step))
+    (name,) = {*files(run, 3)} - {shards.MANIFEST}
+    with (Path(run.path(4)) / name).open("r+b") as file:
+        file.seek(50_000)
+        file.write(b"damage")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = run.resume()
+    assert found is not None
+    assert found[0] == 2
+    assert same(found[1], state(2))
+    assert [step for step, _ in run.skipped] == [5, 4, 3]
+    assert sum(name in str(it.message) for it in caught) == 3
+    run.save(6, state(6))  # which links the files of step 2
+    check(run, 6, state(6))
+
+
+def test_a_step_is_salvaged_without_its_manifest(tmp_path: Path) -> None:
+    run = Series(tmp_path, unchanged="link")
+    for step in range(4):
+        run.save(step, state(step))
+    damaged = Path(run.path(3)) / shards.MANIFEST
+    data = damaged.read_bytes()
+    for content in (None, data[:-3], data[: len(data) // 2]):
+        damaged.unlink(missing_ok=True)
+        if content is not None:
+            damaged.write_bytes(content)
+        with treepack.open(run.path(3), salvage=True) as file:
+            for name in ("a", "b", "w"):
+                assert np.array_equal(file[name][:], state(3)[name]), (name, content)
+
+
+def test_one_file_is_made_of_a_step(tmp_path: Path) -> None:
+    run = Series(tmp_path / "run", unchanged="link")
+    for step in range(3):
+        run.save(step, state(step))
+    commands.invoke("convert", run.path(2), tmp_path / "one.treepack")
+    assert (tmp_path / "one.treepack").is_file()
+    assert same(treepack.load(tmp_path / "one.treepack"), treepack.load(run.path(2)))
+
+
+def test_memory_may_change_after_a_save_in_the_background(tmp_path: Path) -> None:
+    run = Series(tmp_path, unchanged="link")
+    array = np.zeros(100_000)
+    for step in range(4):
+        array[:] = step // 2
+        run.save(step, {"w": array}, background=True)
+        array[:] = -1
+    run.wait()
+    for step in range(4):
+        check(run, step, {"w": np.full(100_000, step // 2, np.float64)})
+
+
+def test_options_that_exclude_each_other(tmp_path: Path) -> None:
+    options: Any
+    for options, cure in (
+        ({"unchanged": "copy"}, "'write' or 'link'"),
+        ({"unchanged": "link", "sharded": False}, "leave out sharded=False"),
+        ({"unchanged": "link", "fast": tmp_path / "fast"}, "leave out fast="),
+        ({"full_every": 3}, "leave it out"),
+        ({"unchanged": "link", "full_every": 0}, "at least 1"),
+    ):
+        with pytest.raises(ValueError, match=cure):
+            Series(tmp_path / "run", **options)
+
+
+SAVES = """
+import os
+mesh = Mesh(np.array(jax.devices()), ("x",))
+rows = NamedSharding(mesh, P("x"))
+
+def put(w):
+    return jax.make_array_from_callback(w.shape, rows, lambda index: w[index])
+
+def state(step):
+    frozen = np.arange(80_000.0, dtype=np.float32).reshape(8, -1)
+    return {"frozen": put(frozen), "w": put(np.full((8, 100), step, np.float32)), "step": step}
+
+run = treepack.Series(args[0], unchanged="link", timeout=60)
+first = int(args[1])
+found = run.resume(state(0))
+assert (found is None) == (first == 0)
+if found is not None:
+    assert found[0] == found[1]["step"] == first - 1
+    for shard in found[1]["w"].addressable_shards:
+        assert (np.asarray(shard.data) == first - 1).all()
+for step in range(first, first + 3):
+    run.save(step, state(step), local={"of": index}, background=step % 2 == 0)
+run.wait()
+assert run.resume(state(0))[0] == step and run.local == {"of": index}
+"""
+
+
+@pytest.mark.campaign
+def test_processes_link_their_own_files(tmp_path: Path) -> None:
+    run = Series(tmp_path)
+    processes.run(SAVES, 2, tmp_path, 0, devices=2)  # four devices, as all that follow
+    shared = {name for name in files(run, 0) if name != shards.MANIFEST}
+    assert len(shared) == 2
+    processes.run(SAVES, 2, tmp_path, 3, devices=2)
+    processes.run(SAVES, 1, tmp_path, 6, devices=4)  # which has the shards of both
+    for step in range(9):
+        assert shared <= {*files(run, step)}, step
+        tree = treepack.load(run.path(step), arrays="numpy")
+        assert (tree["w"] == step).all()
+        assert np.array_equal(tree["frozen"].ravel(), np.arange(80_000.0))
+        assert treepack.verify(run.path(step)).ok
+    processes.run(SAVES, 2, tmp_path, 9, devices=1)  # other shards
+    assert not shared & {*files(run, 9)}
+    for step in range(9, 12):
+        assert (treepack.load(run.path(step), arrays="numpy")["w"] == step).all()
