@@ -139,7 +139,7 @@ def opened(folder: Path) -> None:
         assert [name for name, _ in file.leaves()] == ["w/0"]
         treepack.save(folder / "copy.npz", file, exclude="more", separator="/", dtype="float16")
         about: tuple[str, int, bool, list[str]] = (
-            *(file.format, file.stored_nbytes),
+            *(file.format, file.stored_nbytes, file.linked),
             *(file.has_checksums, file.others),
         )
         infos: list[treepack.Info] = [file.info("w"), *file.infos()]

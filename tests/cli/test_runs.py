@@ -12,6 +12,7 @@ import pytest
 import treepack
 from commands import call, refused, run
 from treepack import checkpoints
+from treepack._src.checkpoint.info import size_text
 
 
 @pytest.fixture
@@ -43,13 +44,39 @@ def test_the_checkpoints_of_a_run_are_listed(made: Path) -> None:
     assert "not whole: its save has not ended" in rows[5]
 
 
+def test_files_of_earlier_steps_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    series = treepack.Series("run", unchanged="link")
+    for step in (1, 2):
+        series.save(step, {"w": np.zeros(1000), "n": np.full(100, step)})
+    _, first, second = run("ls", "run").splitlines()
+    assert "added" not in first
+    assert " KiB added " in second
+    rows = json.loads(call("ls", "run", "--json"))["checkpoints"]
+    assert rows[0]["added"] == rows[0]["nbytes"]
+    assert rows[1]["added"] < rows[1]["nbytes"] / 2
+    (shared,) = Path("run/step_1").glob("*-00000.treepack")
+    assert f"linked      {size_text(shared.stat().st_size)} of earlier steps: {shared.name}" in run(
+        "info", "run/step_2"
+    )
+    assert "linked" not in run("info", "run/step_1")
+    linked = json.loads(call("info", "run/step_2", "--json"))["linked"]
+    assert linked == {shared.name: shared.stat().st_size}
+
+
 def test_programs_get_all_of_it(made: Path) -> None:
     found = json.loads(call("ls", "run", "--json"))
     assert found["run"] == "run"
     rows = {row["step"]: row for row in found["checkpoints"]}
     assert rows[1] == {
         **{"step": 1, "name": "step_1", "nbytes": Path("run/step_1").stat().st_size},
-        **{"saved": rows[1]["saved"], "metrics": {"loss": 1.0}, "pinned": False, "damage": None},
+        **{
+            "added": rows[1]["nbytes"],
+            "saved": rows[1]["saved"],
+            "metrics": {"loss": 1.0},
+            "pinned": False,
+            "damage": None,
+        },
     }
     assert rows[10]["nbytes"] < sum(it.stat().st_size for it in Path("run/step_10").iterdir())
     assert rows[2]["pinned"]

@@ -112,7 +112,7 @@ class Disk:
             inode, name = rest.split(" ", 1)
             if name == self.folder or self.names.get(name, 0) is None:
                 self._sync_directory(name)
-            else:
+            elif inode in self.inodes:  # others were there before, so they are on the disk
                 self.synced[self.inodes[inode]] = bytes(self.content[self.inodes[inode]])
         elif what in ("rename", "link"):
             old, new = rest.split("\t")

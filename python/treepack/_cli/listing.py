@@ -198,6 +198,7 @@ def info(
             "nbytes": content.nbytes,
             "parameters": found.num_params,
             "leaves_of": dict(Counter(leaves).most_common()),
+            "linked": found.linked,
             "checksums": found.has_checksums,
             "metadata": found.metadata,
         }
@@ -211,6 +212,7 @@ def info(
     rows = [
         ("format", summary["format"]),
         *([("stored", size_text(summary["stored"]))] if summary["stored"] else []),
+        *([("linked", _linked(summary["linked"]))] if summary["linked"] else []),
         ("content", f"{content}, {size_text(content.nbytes)}"),
         ("parameters", f"{summary['parameters']:,}"),
         ("leaves of", listed),
@@ -219,6 +221,11 @@ def info(
     ]
     output.line(summary["file"], "bold")
     output.rows([(row, ("dim", "")) for row in rows])
+
+
+def _linked(files: dict[str, int]) -> str:
+    names = ", ".join(map(printable, files))
+    return f"{size_text(sum(files.values()))} of earlier steps: {names}"
 
 
 _SIZES = frozenset({2})

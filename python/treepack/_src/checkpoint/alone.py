@@ -22,7 +22,7 @@ from treepack._src.checkpoint.boxes import ShardedArray
 from treepack._src.checkpoint.laid import layout_of
 from treepack._src.checkpoint.reader import LazyArray, Reader
 from treepack._src.checkpoint.sharded import ShardedReader
-from treepack._src.checkpoint.shards import FILE, MANIFEST
+from treepack._src.checkpoint.shards import FILE, MANIFEST, save_of
 from treepack._src.registry.static import metadata_in
 from treepack._src.storage.content import Openable, read_all
 from treepack._src.storage.deferred import Computed
@@ -152,14 +152,14 @@ class ShardsReader(ShardedReader):
         named = list(dict.fromkeys(FILE.findall(data)))
         # Web servers list nothing.
         there = [name for name in names_in(self._path) if FILE.fullmatch(name)] or named
-        saves = {name.split("-")[0] for name in there}
+        saves = {save_of(name) for name in there}
         links: dict[str, set[str]] = defaultdict(
             set
         )  # the files that a save took from earlier ones
         for name in there if len(saves) > 1 else ():
-            links[name.split("-")[0]] |= self._links(name)
-        saves -= {name.split("-")[0] for names in links.values() for name in names}
-        named_saves = [save for name in named if (save := name.split("-")[0]) in saves]
+            links[save_of(name)] |= self._links(name)
+        saves -= {save_of(name) for names in links.values() for name in names}
+        named_saves = [save for name in named if (save := save_of(name)) in saves]
         if len(saves) > 1 and not named_saves:
             raise CorruptionError(
                 f"{self._lost[0]}, and the directory has files of {len(saves)} saves: move those "

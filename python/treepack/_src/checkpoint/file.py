@@ -525,6 +525,14 @@ class File(Tree):
         return self._place.reader.nbytes
 
     @property
+    def linked(self) -> dict[str, int]:
+        """The sizes of its files that an earlier step of a run wrote, by name.
+
+        They may be damaged for several steps at once; see `unchanged` of `treepack.Series`.
+        """
+        return {**self._place.reader.linked}
+
+    @property
     def has_checksums(self) -> bool:
         """Whether it has checksums, which `verify` compares."""
         return self._place.reader.is_summed

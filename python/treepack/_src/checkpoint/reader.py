@@ -6,8 +6,9 @@ import contextlib
 import math
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,6 +75,7 @@ class Reader:
       inflated: The number of bytes decompressed from gzip.
       is_local: Whether reading it needs no requests to a store.
       is_one_file: Whether all leaves are in this file.
+      linked: The sizes of the files of a directory that an earlier step of a run wrote, by name.
       damaged_files: The names of the files of a directory in which `verify` found damaged leaves.
       is_patch: Whether the file is a patch, which was joined with its base.
       separator: The text between the keys in the names of leaves; `None` if they have paths.
@@ -84,6 +86,7 @@ class Reader:
 
     format: str | None = None
     is_one_file = True
+    linked: Mapping[str, int] = MappingProxyType({})
     damaged_files: Sequence[str] = ()
     is_patch: bool = False
     separator: str | None = None

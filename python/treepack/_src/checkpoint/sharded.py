@@ -27,7 +27,7 @@ from treepack._src.checkpoint.reader import (
     StayLazy,
     Verified,
 )
-from treepack._src.checkpoint.shards import MANIFEST
+from treepack._src.checkpoint.shards import MANIFEST, save_of
 from treepack._src.forks import Locked
 from treepack._src.options import Reading, Status, Tell, tell_from
 from treepack._src.pytree import prng as _prng
@@ -116,6 +116,11 @@ class ShardedReader(Files):
         self._max_size, self._mmap = max_size, mmap
         self._data, self.manifest = self._read_manifest(source)
         self._expected = self.manifest.files
+        self.linked = {
+            name: nbytes
+            for name, nbytes, _ in self._expected
+            if save_of(name) != save_of(self._expected[0][0])
+        }
         nbytes = len(self._data) + sum(nbytes for _, nbytes, _ in self._expected)
         if self.manifest.content.nbytes > _MOST_INFLATED * nbytes:
             raise DecodeError(

@@ -22,6 +22,11 @@ NAME = r"[0-9a-f]{8}-\d{5,}\.treepack"
 FILE = re.compile(NAME)
 
 
+def save_of(name: str) -> str:
+    """Returns the random start of a file's name, which is that of the save that wrote it."""
+    return name.partition("-")[0]
+
+
 def warn_of_part(source: Any) -> None:
     """Warns of a path that is one file of a sharded checkpoint: it has parts of arrays."""
     if isinstance(source, str) and FILE.fullmatch(os.path.basename(source)):  # noqa: PTH119

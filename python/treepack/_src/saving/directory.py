@@ -58,11 +58,6 @@ def process_of(name: str) -> int:
     return -1 if match is None else int(match[1])
 
 
-def save_of(name: str) -> str:
-    """Returns the random start of a file's name, which is that of the save that wrote it."""
-    return name.partition("-")[0]
-
-
 def is_unfinished(names: Iterable[str]) -> bool:
     """Returns whether these are the entries of an unfinished save."""
     return all(name == LEASE or _SHARD_FILE.fullmatch(name) for name in names)

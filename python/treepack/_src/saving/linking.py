@@ -51,16 +51,21 @@ class Part(NamedTuple):
     """A shard that this process saves.
 
     Attributes:
-      path: The path of its array.
+      array: The parts of the path of its array.
       cell: Its number in the array.
       keys: The keys of its leaf in a file of shards.
       data: The array.
     """
 
-    path: str
+    array: list[str]
     cell: int
     keys: list[str]
     data: Any
+
+    @property
+    def path(self) -> str:
+        """The path of its array."""
+        return _paths.text(self.array)
 
     @property
     def text(self) -> str:

@@ -19,12 +19,18 @@ from typing import Any
 
 import treepack._core as core
 from treepack._src import paths as _paths
-from treepack._src.checkpoint.shards import plan_of, start_of
+from treepack._src.checkpoint.shards import plan_of, save_of, start_of
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.group import Group, Message, text_of
 from treepack._src.options import Progress, Saved, Writing
 from treepack._src.pytree.state_dict import leaves_of
-from treepack._src.saving.directory import Directory, Written, directory_at, file_name, writer
+from treepack._src.saving.directory import (
+    Directory,
+    Written,
+    directory_at,
+    file_name,
+    writer,
+)
 from treepack._src.saving.identity import Identity, identity_of
 from treepack._src.saving.layout import described_layout, file_layout
 from treepack._src.saving.linking import (
@@ -100,8 +106,7 @@ class ShardedWrite:
         for number, (parts, array) in enumerate(zip(paths, arrays, strict=True)):
             wanted = plan.shards_of(number, index)
             shards = _shards(parts, array, self._draft.grid(number), wanted, index)
-            path = _paths.text(parts)
-            mine += [Part(path, cell, [*parts, *name], shard) for cell, name, shard in shards]
+            mine += [Part(parts, cell, [*parts, *name], shard) for cell, name, shard in shards]
         self._layout: core.Layout | None = None
         self._linking: Linking | None = saved.linking
         self._step: Step | None = None
@@ -154,7 +159,10 @@ class ShardedWrite:
 
     def _lead(self, directory: Directory, progress: Progress) -> None:
         """Writes as process 0."""
-        name = secrets.token_hex(4)
+        linked = None if self._linking is None else self._linking.previous(self._parts)
+        taken = set() if linked is None else {*map(save_of, linked.files)}
+        while (name := secrets.token_hex(4)) in taken:
+            pass
         try:
             try:
                 try:

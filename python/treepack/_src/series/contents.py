@@ -23,10 +23,11 @@ from treepack._src.checkpoint.load import unsummed
 from treepack._src.checkpoint.opening import open_reader
 from treepack._src.checkpoint.reader import Reader
 from treepack._src.checkpoint.sharded import ShardedReader
+from treepack._src.checkpoint.shards import save_of
 from treepack._src.options import PartOptions
 from treepack._src.printable import short_repr
 from treepack._src.registry.static import metadata_in
-from treepack._src.saving.directory import process_of, save_of
+from treepack._src.saving.directory import process_of
 from treepack._src.series.keep import Summary
 from treepack._src.storage.content import check_gzip, downloaded, is_special
 from treepack._src.storage.naming import naming
@@ -158,10 +159,15 @@ class Contents:
             raise unsummed('pass verify="manifest" to resume, which then reads it') from None
 
     @property
+    def files(self) -> list[tuple[str, int]]:
+        """The name and size of each file in a directory."""
+        if not isinstance(self._reader, ShardedReader):
+            return []
+        return [(name, nbytes) for name, nbytes, _ in self._reader.manifest.files]
+
+    @property
     def nbytes(self) -> int:
-        if isinstance(self._reader, ShardedReader):
-            return sum(nbytes for _, nbytes, _ in self._reader.manifest.files)
-        return self._reader.nbytes
+        return sum(nbytes for _, nbytes in self.files) if self.files else self._reader.nbytes
 
     def metadata(self) -> Any:
         """Returns the metadata of the program.

@@ -24,6 +24,7 @@ class Checkpoint(NamedTuple):
       step: Its step.
       name: Its name.
       nbytes: Its size in bytes, and likewise the next ones, if it can be read.
+      added: The bytes of its files that are not links to those of checkpoints before it.
       saved: When it was saved.
       metrics: Its metrics.
       pinned: Whether the rules of the run keep it.
@@ -33,6 +34,7 @@ class Checkpoint(NamedTuple):
     step: int
     name: str
     nbytes: int | None
+    added: int | None
     saved: str | None
     metrics: dict[str, float]
     pinned: bool
@@ -54,18 +56,27 @@ class Run:
         """Describes the checkpoints. Only their records are read and checked."""
         pins = self._listing.pinned()
         rows = self._listing.numbered().items()
-        return [self._described(step, entry, is_pinned=step in pins) for step, entry in rows]
+        seen: set[str] = set()
+        return [self._described(step, entry, seen, is_pinned=step in pins) for step, entry in rows]
 
-    def _described(self, step: int, entry: CheckpointEntry, *, is_pinned: bool) -> Checkpoint:
-        row = Checkpoint(step, entry.name, None, None, {}, is_pinned, None)
+    def _described(
+        self, step: int, entry: CheckpointEntry, seen: set[str], *, is_pinned: bool
+    ) -> Checkpoint:
+        """Describes a checkpoint; `seen` has the files of those before, and gets its files."""
+        row = Checkpoint(step, entry.name, None, None, None, {}, is_pinned, None)
         try:
             if not entry.is_complete:
                 raise CorruptionError("its save has not ended")
             with opened(self._folder.path(entry.name), step) as contents:
                 summary = contents.summary()
                 saved = None if summary.time is None else utc(summary.time)
+                linked = sum(nbytes for name, nbytes in contents.files if name in seen)
+                seen.update(name for name, _ in contents.files)
                 return row._replace(
-                    nbytes=contents.nbytes, saved=saved, metrics={**summary.metrics}
+                    nbytes=contents.nbytes,
+                    added=contents.nbytes - linked,
+                    saved=saved,
+                    metrics={**summary.metrics},
                 )
         except Exception as error:
             if not is_damage(error):
