@@ -219,3 +219,44 @@ def test_a_save_takes_few_requests(server: s3.Server, sharded: bool) -> None:
     server.proxy.requests.clear()
     check(run, 5)
     assert len(server.proxy.requests) <= (4 if sharded else 3), server.proxy.requests
+
+
+def test_unchanged_files_are_copied_inside_the_store(server: s3.Server) -> None:
+    frozen = np.arange(50_000.0)
+    run = run_of(server, unchanged="link", keep=treepack.Keep(last=2))
+    for step in range(1, 4):
+        server.proxy.requests.clear()
+        run.save(step, {**state(step), "frozen": frozen}, local=step)
+    assert run.steps() == [2, 3]
+    assert sum(request.method == "PUT" for request in server.proxy.requests) == 3
+    again = run_of(server, run.path(3).removesuffix("/step_3"), unchanged="link")
+    found = again.resume({**state(0), "frozen": frozen})
+    assert found is not None
+    assert found[0] == 3
+    again.save(4, {**state(4), "frozen": frozen}, local=4)
+    for step in (2, 3, 4):
+        with treepack.open(again.path(step)) as file:
+            assert bool(file.linked)
+            assert np.array_equal(file["frozen"][:], frozen)
+            assert (file["w"][:] == step).all()
+        assert treepack.verify(again.path(step)).ok
+
+
+@pytest.mark.parametrize("has_copies", [True, False])
+def test_file_systems_of_fsspec_may_copy(monkeypatch: pytest.MonkeyPatch, has_copies: bool) -> None:
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise NotImplementedError
+
+    if not has_copies:
+        monkeypatch.setattr(MemoryFileSystem, "cp_file", fails)
+    frozen = np.arange(50_000.0)
+    run = treepack.Series(f"memory://runs/{next(URLS)}", unchanged="link")
+    for step in range(3):
+        run.save(step, {**state(step), "frozen": frozen})
+    for step in range(3):
+        with treepack.open(run.path(step)) as file:
+            assert bool(file.linked) is (has_copies and step > 0)
+            assert np.array_equal(file["frozen"][:], frozen)
+            assert (file["w"][:] == step).all()

@@ -67,6 +67,12 @@ class Series(Hinting):
         there to `path`. It holds at most three checkpoints. If copying takes longer than the
         intervals between saves, checkpoints that only `last` keeps are not copied; `save` waits
         until checkpoints that another rule keeps are copied. Only for programs of one process.
+      unchanged: `"write"` writes all leaves of each step. `"link"` saves directories, and links the
+        files of unchanged leaves to those of the last step that this object saved or resumed; each
+        step stays whole without the others. A damaged file harms all steps that share it. Not with
+        `fast=`.
+      full_every: With `unchanged="link"`, the number of checkpoints after which all leaves are
+        written again. `None` does so once 50 checkpoints and one day have passed.
       storage_options: See `save`.
 
     Attributes:
