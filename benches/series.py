@@ -6,7 +6,9 @@ Both keep the last two checkpoints and the best one, save in the background, and
 manager from the last checkpoint, each in turns; medians of seconds, and of seconds of processors.
 treepack compares all bytes with their checksums while it resumes, Orbax does not.
 
-The last line is the time until a checkpoint is whole, so that it survives the end of the program:
+The line `links` compares `unchanged="link"` with `"write"` where most leaves are frozen.
+
+The line `whole` is the time until a checkpoint is whole, so that it survives the end of the program:
 with a fast directory in memory, on the disk, and of Orbax on the disk.
 """
 
@@ -15,6 +17,7 @@ from __future__ import annotations
 import inspect
 import logging
 import resource
+import shutil
 import statistics
 import sys
 import tempfile
@@ -22,7 +25,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -130,6 +133,40 @@ def commits(folder: Path, state: Any) -> dict[str, float]:
     return {name: statistics.median(found[1:]) for name, found in times.items()}
 
 
+# Of a run of which most leaves are frozen, in MiB, and its number of checkpoints.
+FROZEN, CHANGING, CHECKPOINTS = 400, 9, 4
+
+
+def links(folder: Path) -> None:
+    """Prints the seconds of a save after the first, and the bytes of a run, with links and without.
+
+    The seconds are medians of rounds in turns.
+    """
+    rng = np.random.default_rng(0)
+    frozen = {f"{it}": rng.standard_normal(1 << 18, np.float32) for it in range(FROZEN)}
+    times: dict[Any, list[float]] = defaultdict(list)
+    nbytes: dict[Any, int] = {}
+    kinds: tuple[Literal["write", "link"], ...] = ("write", "link")
+    for number in range(ROUNDS):
+        for kind in kinds:
+            path = folder / f"{kind}{number}"
+            run = treepack.Series(path, unchanged=kind)
+            for step in range(CHECKPOINTS):
+                changing = {f"c{it}": np.full(1 << 18, step + it, "f4") for it in range(CHANGING)}
+                start = time.perf_counter()
+                run.save(step, {**frozen, **changing})
+                if step:
+                    times[kind].append(time.perf_counter() - start)
+            files = [it.stat() for it in path.rglob("*") if it.is_file()]
+            nbytes[kind] = sum({it.st_ino: it.st_size for it in files}.values())
+            shutil.rmtree(path)
+    write, link = (statistics.median(times[kind]) for kind in kinds)
+    print(
+        f"links    write {write:8.4f} s, {nbytes['write'] >> 20} MiB   link {link:8.4f} s, "
+        f"{nbytes['link'] >> 20} MiB   {link / write:.2f} of the time"
+    )
+
+
 METHODS = {
     "treepack": (treepack.Series, "save", "resume"),
     "orbax": (ocp.CheckpointManager, "save", "restore"),
@@ -158,6 +195,7 @@ def main(mebibytes: int) -> None:
                 with Timed(found["save"], owner, save), Timed(found["resume"], owner, resume):
                     loop(Path(folder) / name, template, train, number)
         whole = commits(Path(folder), state)
+        links(Path(folder))
     for what in ("save", "resume"):
         ours, theirs = (statistics.median(it[0] for it in times[name][what]) for name in LOOPS)
         mine, other = (statistics.median(it[1] for it in times[name][what]) for name in LOOPS)
