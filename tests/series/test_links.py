@@ -21,7 +21,7 @@ import tiers
 import treepack
 from treepack import Keep, Series
 from treepack._src.checkpoint import shards
-from treepack._src.saving import linking
+from treepack._src.saving import linking, sharded
 
 FROZEN = {"a": np.arange(20_000.0), "b": np.ones((300, 20), np.float32)}
 
@@ -350,3 +350,23 @@ def test_processes_link_their_own_files(tmp_path: Path) -> None:
     assert not shared & {*files(run, 9)}
     for step in range(9, 12):
         assert (treepack.load(run.path(step), arrays="numpy")["w"] == step).all()
+
+
+def test_an_array_that_changes_during_a_save_is_written_as_its_digest_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array = np.zeros(20_000)
+    digests_of = sharded.digests_of
+
+    def then_changed(arrays: list[Any], threads: int | None) -> list[bytes]:
+        digests = digests_of(arrays, threads)
+        array[:] = 1
+        return digests
+
+    run = Series(tmp_path / "run", unchanged="link")
+    with monkeypatch.context() as patch:
+        patch.setattr(sharded, "digests_of", then_changed)
+        run.save(1, {"w": array})
+    assert array.all()
+    run.save(2, {"w": np.zeros(20_000)})
+    check(run, 2, {"w": np.zeros(20_000)})

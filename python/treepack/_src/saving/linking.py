@@ -273,20 +273,23 @@ def _about(reader: ShardedReader, number: int) -> dict[str, Any]:
 
 
 def held(arrays: Sequence[Any], *, snapshot: bool) -> list[Any]:
-    """Returns arrays whose digests and bytes stay equal; with `snapshot`, also if these change."""
-    if not snapshot:
-        return [*arrays]
-    for array in arrays:
-        if _jax.is_array(array):
-            start_transfer(array)
-    return [
-        array
-        if isinstance(array, Deferred)
-        else _on_host(array)
-        if _jax.is_array(array)
-        else np.array(array)
-        for array in arrays
-    ]
+    """Returns arrays whose digests and bytes stay equal: copies of those that may change.
+
+    With `snapshot`, JAX arrays are on the host as well, and may be donated.
+    """
+    if snapshot:
+        for array in arrays:
+            if _jax.is_array(array):
+                start_transfer(array)
+    return [_held(array, snapshot=snapshot) for array in arrays]
+
+
+def _held(array: Any, *, snapshot: bool) -> Any:
+    if isinstance(array, Deferred):
+        return array
+    if _jax.is_array(array):
+        return _on_host(array) if snapshot else array
+    return np.array(array)
 
 
 def _on_host(array: Any) -> np.ndarray:
