@@ -8,8 +8,8 @@ treepack compares all bytes with their checksums while it resumes, Orbax does no
 
 The line `links` compares `unchanged="link"` with `"write"` where most leaves are frozen.
 
-The line `whole` is the time until a checkpoint is whole, so that it survives the end of the program:
-with a fast directory in memory, on the disk, and of Orbax on the disk.
+The line `whole` is the time until a checkpoint is whole, so that it survives the end of the
+program: with a fast directory in memory, on the disk, and of Orbax on the disk.
 """
 
 from __future__ import annotations

@@ -79,14 +79,16 @@ impl Manifest {
         keep_reserve()?;
         let (files, writer) = (shard_files(files)?, writer.unwrap_or_default());
         let count = files.len();
-        let placed = places.map(|places| {
-            let are_files = places.iter().flatten().all(|file| (*file as usize) < count);
-            let placed = self.manifest.placed(places)?.filter(|_| are_files);
-            let error = || PyIndexError::new_err("places must have a file for each shard");
-            placed.ok_or_else(error)
-        });
-        let placed = placed.transpose()?;
-        let arrays = placed.as_ref().unwrap_or(&self.manifest.arrays);
+        let arrays = match places {
+            None => None,
+            Some(places) => {
+                let are_files = places.iter().flatten().all(|file| (*file as usize) < count);
+                let arrays = self.manifest.placed(places)?.filter(|_| are_files);
+                let error = || PyIndexError::new_err("places must have a file for each shard");
+                Some(arrays.ok_or_else(error)?)
+            }
+        };
+        let arrays = arrays.as_ref().unwrap_or(&self.manifest.arrays);
         copied(py, &self.manifest.encode_with(&files, arrays, &writer)?)
     }
 
