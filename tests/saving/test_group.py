@@ -68,7 +68,7 @@ def exchanged(store: Store, all_groups: list[Group], messages: dict[int, Message
 @pytest.mark.parametrize("count", [2, 16, 17, 40, 2000])
 def test_no_process_reads_many_messages(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store()
-    sent = {at: Message(Written(f"file-{at}", at, at, 3)) for at in range(1, count)}
+    sent = {at: Message(Written(f"file-{at}", at, at, 3, [], [])) for at in range(1, count)}
     found = exchanged(store, members(store, count, monkeypatch), sent)
     assert found == sent
     assert max(store.reads.values()) <= max(16 + count // 16, 2.1 * count**0.5)
