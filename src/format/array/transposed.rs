@@ -237,10 +237,8 @@ where
     const PITCH: usize = ACROSS + 64 / VECTOR;
 
     fn new(rows: usize) -> Result<Self> {
-        let mut near = Vec::new();
         let rows = rows.min(Self::EDGE).next_multiple_of(LANES);
-        near.try_reserve_exact(rows * Self::PITCH)?;
-        near.resize(rows * Self::PITCH, [0; VECTOR]);
+        let near = grow::filled([0; VECTOR], rows * Self::PITCH)?;
         Ok(Self { near })
     }
 

@@ -22,8 +22,7 @@ from treepack._src.checkpoint.boxes import ShardedArray
 from treepack._src.checkpoint.laid import layout_of
 from treepack._src.checkpoint.reader import LazyArray, Reader
 from treepack._src.checkpoint.sharded import ShardedReader
-from treepack._src.checkpoint.shards import FILE, MANIFEST, save_of
-from treepack._src.registry.static import metadata_in
+from treepack._src.checkpoint.shards import FILE, MANIFEST, about_in, save_of
 from treepack._src.storage.content import Openable, read_all
 from treepack._src.storage.deferred import Computed
 from treepack._src.storage.foreign import names_in
@@ -112,7 +111,7 @@ class ShardsReader(ShardedReader):
             for parts, shard in _shards_in(number, file):
                 shards[parts].append(shard)
         tree: dict[str, Any] = {}
-        ages = [_about(file).get("age", 0) for file in files]
+        ages = [about_in(file.catalog).get("age", 0) for file in files]
         for parts, all_shards in shards.items():
             array_shards = _newest(all_shards, ages)
             try:
@@ -153,9 +152,8 @@ class ShardsReader(ShardedReader):
         # Web servers list nothing.
         there = [name for name in names_in(self._path) if FILE.fullmatch(name)] or named
         saves = {save_of(name) for name in there}
-        links: dict[str, set[str]] = defaultdict(
-            set
-        )  # the files that a save took from earlier ones
+        # The files that each save took from earlier ones.
+        links: dict[str, set[str]] = defaultdict(set)
         for name in there if len(saves) > 1 else ():
             links[save_of(name)] |= self._links(name)
         saves -= {save_of(name) for names in links.values() for name in names}
@@ -173,7 +171,7 @@ class ShardsReader(ShardedReader):
     def _links(self, name: str) -> set[str]:
         """Returns the files of earlier saves that belong to the checkpoint of a file."""
         with contextlib.suppress(TreepackError), contextlib.closing(self._open(name)) as file:
-            return {*_about(file).get("links", ())}
+            return {*about_in(file.catalog).get("links", ())}
         return set()
 
     def _open(self, name: str) -> Reader:
@@ -193,13 +191,6 @@ class ShardsReader(ShardedReader):
 
     def _checked(self, name: str, nbytes: int, record: int) -> Reader:
         return self._opened[name]
-
-
-def _about(file: Reader) -> dict[str, Any]:
-    """Returns the metadata of a file of shards."""
-    record = file.catalog.record
-    about = None if record is None else metadata_in(record, unknown_as_dict=True)
-    return about if isinstance(about, dict) else {}
 
 
 def _newest(shards: list[_Shard], ages: list[int]) -> list[_Shard]:

@@ -11,6 +11,7 @@ from typing import Any
 import treepack._core as core
 from treepack._src.interop import jax as _jax
 from treepack._src.printable import printable, warn
+from treepack._src.registry.static import metadata_in
 from treepack._src.storage.place import shown
 from treepack.errors import TreepackError
 
@@ -23,8 +24,15 @@ FILE = re.compile(NAME)
 
 
 def save_of(name: str) -> str:
-    """Returns the random start of a file's name, which is that of the save that wrote it."""
+    """Returns the random start of a file's name, shared by all files that one save writes."""
     return name.partition("-")[0]
+
+
+def about_in(catalog: core.Catalog) -> dict[str, Any]:
+    """Returns the metadata of a file with shards: of its process, and of the save."""
+    record = catalog.record
+    about = None if record is None else metadata_in(record, unknown_as_dict=True)
+    return about if isinstance(about, dict) else {}
 
 
 def warn_of_part(source: Any) -> None:

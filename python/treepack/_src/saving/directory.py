@@ -81,7 +81,7 @@ class Written(NamedTuple):
       plan: The checksum of its plan.
       others: The name, size and record of each other file with shards of its process.
       places: The number of the file of each shard of the process, in the order of the plan: 0 for
-        this file, 1 for the first of `others`. None if all are in this file.
+        this file, 1 for the first of `others`. Empty if all are in this file.
     """
 
     name: str

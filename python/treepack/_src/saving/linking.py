@@ -24,10 +24,10 @@ from treepack._src import paths as _paths
 from treepack._src.checkpoint.info import totals
 from treepack._src.checkpoint.reader import dtype_and_shape
 from treepack._src.checkpoint.sharded import ShardedReader
+from treepack._src.checkpoint.shards import about_in
 from treepack._src.interop import jax as _jax
 from treepack._src.printable import warn
 from treepack._src.pytree.leaves import finish_transfer, host_view, start_transfer
-from treepack._src.registry.static import metadata_in
 from treepack._src.saving.directory import Directory
 from treepack._src.storage.deferred import Deferred
 from treepack._src.storage.place import joined, real, shown
@@ -231,7 +231,7 @@ class Linking:
 def _read(path: str, parts: Sequence[Part]) -> Step | None:
     """Reads the records of the files that have these shards; `None` if they have no digests."""
     with contextlib.closing(ShardedReader(path)) as reader:
-        about = _about(reader, 0)
+        about = about_in(reader.file(0).catalog)
         if "full" not in about:
             return None
         catalog = reader.catalog
@@ -254,22 +254,14 @@ def _read(path: str, parts: Sequence[Part]) -> Step | None:
         step = Step(path, {}, {}, {}, (about["full"][0], about["full"][1]), about["age"])
         for number in needed:
             row = reader.manifest.files[number]
-            catalog, digests = (
-                reader.file(number).catalog,
-                _about(reader, number).get("digests", {}),
-            )
+            catalog = reader.file(number).catalog
+            digests = about_in(catalog).get("digests", {})
             step.files[row[0]], step.sizes[row[0]] = row, totals(catalog, 0)[1]
             for text, value in catalog.leaves(0):
                 if places.get(text) == number and text in digests:
                     kind = dtype_and_shape(catalog.leaf(value)[1])
                     step.shards[text] = Stored(kind, digests[text], row[0])
         return step
-
-
-def _about(reader: ShardedReader, number: int) -> dict[str, Any]:
-    record = reader.file(number).catalog.record
-    about = None if record is None else metadata_in(record, unknown_as_dict=True)
-    return about if isinstance(about, dict) else {}
 
 
 def held(arrays: Sequence[Any], *, snapshot: bool) -> list[Any]:

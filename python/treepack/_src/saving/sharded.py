@@ -182,7 +182,8 @@ class ShardedWrite:
             raise
 
     def _write_and_commit(self, directory: Directory, name: str, progress: Progress) -> None:
-        full = self._full()
+        linking = self._linking
+        full = None if linking is None else linking.full(linking.previous(self._parts))
         if self._identity is not None:
             self._group.announce(json.dumps([name, self._identity.summary(), full]))
         mine = self.write(directory, name, full, progress)
@@ -208,12 +209,6 @@ class ShardedWrite:
             else:
                 group.tell(Message(differs=mine.text()))  # process 0 describes the difference
         group.wait()
-
-    def _full(self) -> tuple[int, float] | None:
-        """Returns the number of checkpoints since the last one without links, and its time."""
-        if self._linking is None:
-            return None
-        return self._linking.full(self._linking.previous(self._parts))
 
     def write(
         self,
