@@ -310,8 +310,12 @@ class Tensors:
     def arrays(self) -> list[tuple[str, str, tuple[int, ...], int]]:
         """Returns the name, dtype, shape and offset of each array, in the order of their bytes."""
 
-    def layout(self, content: Content, metadata: bytes | None = None) -> Layout:
+    def layout(
+        self, content: Content, metadata: bytes | None = None, *, beside: list[str] = ...
+    ) -> Layout:
         """Lays out the tree of the arrays, which lie in `content`; dots in names are levels.
+
+        The keys are those of a tree that also has the names `beside`.
 
         Raises:
           DecodeError: A ValueError. If names do not form a tree.

@@ -80,16 +80,19 @@ impl Tensors {
     }
 
     /// Lays out the tree of the arrays, which lie in `content`.
-    #[pyo3(signature = (content, metadata=None))]
+    ///
+    /// The keys are those of a tree that also has the names `beside`.
+    #[pyo3(signature = (content, metadata=None, *, beside=Vec::new()))]
     fn layout(
         &self,
         py: Python<'_>,
         content: Py<Content>,
         metadata: Option<Vec<u8>>,
+        beside: Vec<String>,
     ) -> PyResult<Layout> {
         keep_reserve()?;
         let arrays = grow::collect(self.0.arrays.iter().map(|array| (array, 0)))?;
-        Ok(laid(py, &arrays, &[content], metadata)?.0)
+        Ok(laid(py, &arrays, &[content], metadata, &beside)?.0)
     }
 
     /// Makes the manifest of several files, which is never written, and lays out the tree of their arrays.
@@ -122,7 +125,7 @@ impl Tensors {
         } else if arrays.len() < index.len() {
             return Err(missing(&arrays, index)?);
         }
-        let (layout, numbers) = laid(py, &arrays, &contents, metadata)?;
+        let (layout, numbers) = laid(py, &arrays, &contents, metadata, &[])?;
         let grids = arrays.iter().map(|(_, number)| {
             Ok(Grid {
                 counts: Vec::new(),
@@ -154,12 +157,13 @@ fn laid(
     arrays: &[(&Tensor, u32)],
     contents: &[Py<Content>],
     metadata: Option<Vec<u8>>,
+    beside: &[String],
 ) -> Result<(Layout, Vec<usize>)> {
     // Longer arrays than its chunks have no form in one piece.
     let mut out = Encoder::indexed(Framing::default(), false);
     let mut numbers = Vec::new();
     let names = arrays.iter().map(|(array, _)| array.name.as_str());
-    encode(&mut out, names, |out, number| {
+    encode(&mut out, names, beside, |out, number| {
         let (array, file) = arrays[number];
         let place = array.start..array.start + array.nbytes;
         let pieces = Arc::new(Pieces::new(grow::collect([place])?)?);

@@ -415,11 +415,13 @@ def test_a_name_that_begins_another(tmp_path: Path, kind: str) -> None:
         "weight.absmax",
         "weight.state.nf4",
     }
-    moved = treepack.load(path, {"q": flat["n"]}, rename={"l/weight.absmax": "q"})
+    moved = treepack.load(path, {"q": flat["n"]}, mapping={"q": "l/weight.absmax"})
     assert moved["q"] == 1
     with treepack.open(path) as file:
         assert file["l/weight"][0] == 0
         assert file["l/weight.absmax"][0] == 1
+        for name, (_, array) in zip(sorted(flat), sorted(file.leaves()), strict=True):
+            assert array[:].tolist() == np.asarray(array).tolist() == flat[name].tolist()
     assert "weight.state.nf4" in call("ls", str(path))
     for saved in (treepack.load(path), flat):
         treepack.save(tmp_path / "again.safetensors", saved)

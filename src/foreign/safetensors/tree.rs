@@ -24,14 +24,18 @@ struct NameNode<'a> {
 }
 
 /// Encodes a map of the arrays with these names. `array` writes one by its position.
+///
+/// The keys are those of a larger tree, which also has the names `beside`.
 pub fn encode<'a, P: Payload>(
     encoder: &mut Encoder<P>,
     names: impl Iterator<Item = &'a str> + Clone,
+    beside: &'a [String],
     mut array: impl FnMut(&mut Encoder<P>, usize) -> Result<()>,
 ) -> Result<()> {
     let mut nodes = Nodes::new()?;
-    let mut are_apart = true;
-    for (number, name) in names.clone().enumerate() {
+    let mut are_apart = beside.is_empty();
+    let all = names.clone().chain(beside.iter().map(String::as_str));
+    for (number, name) in all.enumerate() {
         are_apart &= nodes.add(name, number, MOST_KEYS)?;
     }
     if !are_apart {

@@ -56,7 +56,7 @@ fn check(header: &Header, file: &[u8]) {
     let mut writer = Encoder::<Vec<u8>>::indexed(framing, false);
     let mut found = vec![false; header.arrays.len()];
     let names = header.arrays.iter().map(|it| it.name.as_str());
-    let encoded = encode(&mut writer, names, |out, number| {
+    let encoded = encode(&mut writer, names, &[], |out, number| {
         assert!(!std::mem::replace(&mut found[number], true));
         out.plain(Head::Nil)
     });

@@ -11,6 +11,7 @@ become a manifest.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import re
@@ -66,14 +67,28 @@ class SafetensorsReader(Reader):
     bytes_after = 0  # the headers around arrays are in memory
 
     def __init__(
-        self, source: Openable, opened: Opened, header: core.Tensors | None = None, **options: Any
+        self,
+        source: Openable,
+        opened: Opened,
+        header: core.Tensors | None = None,
+        beside: list[str] | None = None,
+        **options: Any,
     ):
-        """`opened` is the content of `source`, `header` its header; `options` reopen it."""
+        """Lays out the arrays of a file.
+
+        Args:
+          source: The file.
+          opened: Its content.
+          header: Its header.
+          beside: The names of other files of the same tree that begin other names.
+          options: Options that reopen it.
+        """
         if header is None:
             header = _header_of(opened.content, salvage=options.get("salvage", False))
         metadata = header.metadata
         encoded = None if metadata is None else core.encode_value(metadata)
-        laid = core.Content.laid(header.layout(opened.content, encoded), [opened.content])
+        layout = header.layout(opened.content, encoded, beside=beside or [])
+        laid = core.Content.laid(layout, [opened.content])
         opened = opened._replace(content=laid, damage=opened.damage or _damage_of(header))
         super().__init__(source, opened, **options)
 
@@ -125,6 +140,8 @@ class RepositoryReader(Unchecked, ShardedReader):
         self._opened = opened = self._open_all(files)
         if self._lost:
             index = _those_in(opened, index)
+        names = [*index] or [row[0] for _, header in opened.values() for row in header.arrays()]
+        self._beginnings = _beginnings(names)
         metadata: dict[str, str] = {}
         for _, header in opened.values():
             metadata.update(header.metadata or {})
@@ -249,7 +266,17 @@ class RepositoryReader(Unchecked, ShardedReader):
         opened, header = self._opened[name]
         with naming(place):
             options = self._options | {"salvage": False, "max_size": None}
-            return SafetensorsReader(place, opened, header, **options)
+            return SafetensorsReader(place, opened, header, self._beginnings, **options)
+
+
+def _beginnings(names: list[str]) -> list[str]:
+    """Returns the names that begin others, as `a.b` begins `a.b.c`."""
+    all_names = {*names}
+    found = set()
+    for name in names:
+        above = itertools.accumulate(name.split(SEPARATOR)[:-1], lambda one, two: f"{one}.{two}")
+        found.update(all_names.intersection(above))
+    return sorted(found)
 
 
 # The name of a file that is the checkpoint itself.
