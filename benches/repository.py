@@ -108,16 +108,16 @@ def stacked(folder: Path, sharding: NamedSharding) -> Any:
     """Stacks the transposed layers on the devices."""
     shape = (LAYERS, *shape_of(folder)[::-1])
     template = {"w": jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=sharding)}
-    rename = {"w": treepack.stack("layers/*/w", transpose=True)}
-    return treepack.load(folder, template, rename=rename)
+    rules = {"w": ("layers/{l}/w", "o i -> l i o")}
+    return treepack.load(folder, template, mapping=rules)
 
 
 def stacked_on_host(folder: Path, _: Any) -> Any:
     """Stacks the transposed layers in memory."""
     shape = (LAYERS, *shape_of(folder)[::-1])
     template = {"w": np.broadcast_to(np.zeros((), ml_dtypes.bfloat16), shape)}
-    rename = {"w": treepack.stack("layers/*/w", transpose=True)}
-    return treepack.load(folder, template, rename=rename)
+    rules = {"w": ("layers/{l}/w", "o i -> l i o")}
+    return treepack.load(folder, template, mapping=rules)
 
 
 def stacked_by_numpy(folder: Path, _: Any) -> Any:

@@ -95,21 +95,21 @@ PROJECTIONS = {
     "mlp": ("gate_proj", "up_proj", "down_proj"),
 }
 
-# The sources of the parameters: in `load` and, the other way round, in `save`.
-SOURCES = {
-    f"layers/{name}/kernel": treepack.stack(f"model/layers/*/{part}/{name}/weight", transpose=True)
+# The parameters in the tree and in the file, with their axes: for `load` and `save`.
+RULES = {
+    f"layers/{name}/kernel": (f"model.layers.{{l}}.{part}.{name}.weight", "o i -> l i o")
     for part, names in PROJECTIONS.items()
     for name in names
 } | {
-    "layers/input_layernorm/scale": treepack.stack("model/layers/*/input_layernorm/weight"),
-    "layers/post_attention_layernorm/scale": treepack.stack(
-        "model/layers/*/post_attention_layernorm/weight"
+    "layers/input_layernorm/scale": ("model.layers.{l}.input_layernorm.weight", "m -> l m"),
+    "layers/post_attention_layernorm/scale": (
+        "model.layers.{l}.post_attention_layernorm.weight",
+        "m -> l m",
     ),
-    "lm_head/kernel": treepack.transpose("lm_head/weight"),
+    "lm_head/kernel": ("lm_head.weight", "v m -> m v"),
+    "embed/embedding": "model.embed_tokens.weight",
+    "norm/scale": "model.norm.weight",
 }
-
-# The other parameters, from the names in the file.
-NAMES = {"model/embed_tokens/weight": "embed/embedding", "model/norm/weight": "norm/scale"}
 
 
 def write_repository(folder: Path) -> None:
@@ -170,16 +170,15 @@ def main(given: str | None = None) -> None:
         if given is None:
             write_repository(source)
         model = Llama(json.loads((source / "config.json").read_text()))
-        params = treepack.load(source, template_of(model), rename={**SOURCES, **NAMES})
+        params = treepack.load(source, template_of(model), mapping=RULES)
         kernel = params["layers"]["up_proj"]["kernel"]
         print(f"up_proj of all layers: {kernel.shape}, {kernel.sharding.spec}")
 
         tokens = jnp.arange(8)
         print(f"logits: {jax.jit(model.apply)({'params': params}, tokens).shape}")
 
-        back = {**SOURCES, **{path: name for name, path in NAMES.items()}}
         treepack.save(
-            f"{folder}/back", params, format="safetensors", max_shard_size="300KB", rename=back
+            f"{folder}/back", params, format="safetensors", max_shard_size="300KB", mapping=RULES
         )
         old, new = treepack.load(source), treepack.load(f"{folder}/back")
         same = jax.tree.map(lambda a, b: a.tobytes() == b.tobytes(), old, new)

@@ -102,12 +102,11 @@ def in_memory() -> None:
 
 def in_files(folder: Path) -> None:
     path = folder / "model.treepack"
-    sources = {"a": treepack.stack("layers/*"), "b": treepack.transpose("w")}
+    rules = {"a": ("layers/{l}", "m -> l m"), "b": ("w", "a b -> b a")}
     treepack.save(path, {"layers": [np.zeros(2), np.ones(2)], "w": np.zeros((2, 3))})
-    made = treepack.load(path, {"a": np.ones((2, 2)), "b": np.ones((3, 2))}, rename=sources)
+    made = treepack.load(path, {"a": np.ones((2, 2)), "b": np.ones((3, 2))}, mapping=rules)
     assert made["a"][1, 0] == 1
-    back = {"a": treepack.unstack("layers/*"), "b": sources["b"]}
-    treepack.save(folder / "model.safetensors", made, rename=back)
+    treepack.save(folder / "model.safetensors", made, mapping=rules)
     mapping = treepack.Mapping({"a": ("layers.{l}", "m -> l m")})
     treepack.save(folder / "mapped.safetensors", made, mapping=mapping)
     assert treepack.load(folder / "mapped.safetensors", mapping=mapping)["a"].shape == (2, 2)

@@ -119,14 +119,13 @@ def in_files(folder: Path) -> None:
     treepack.write_stream(folder / "stream", [("a/b", np.ones(2))])
     assert [key for key, _ in treepack.read_stream(folder / "stream")] == [("a", "b")]
     layers = {"layers": {"kernel": np.arange(24.0).reshape(4, 2, 3)}}
-    names = {"layers/kernel": treepack.unstack("model/layers/*/weight", transpose=True)}
-    treepack.save(folder / "model.safetensors", layers, rename=names)
+    rules = {"layers/kernel": ("model.layers.{l}.weight", "o i -> l i o")}
+    treepack.save(folder / "model.safetensors", layers, mapping=rules)
     assert treepack.load(folder / "model.safetensors")["model"]["layers"]["3"]["weight"].shape == (
         3,
         2,
     )
-    names = {"layers/kernel": treepack.stack("model/layers/*/weight", transpose=True)}
-    same(treepack.load(folder / "model.safetensors", layers, rename=names), layers)
+    same(treepack.load(folder / "model.safetensors", layers, mapping=rules), layers)
     np.savez(folder / "arrays.npz", w=np.ones(3))
     assert treepack.load(folder / "arrays.npz")["w"].sum() == 3
 

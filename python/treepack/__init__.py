@@ -23,7 +23,6 @@ from treepack._src.checkpoint.file import File, Tree, open
 from treepack._src.checkpoint.info import Info
 from treepack._src.checkpoint.mapped import Mapping
 from treepack._src.checkpoint.reader import LazyArray
-from treepack._src.checkpoint.sources import stack, transpose, unstack
 from treepack._src.checkpoint.verify import Verification, verify
 from treepack._src.elsewhere import MODULE
 from treepack._src.options import Arrays, Progress, Strict
@@ -104,9 +103,6 @@ __all__ = [
     "save",
     "save_exported",
     "serialization",
-    "stack",
-    "transpose",
-    "unstack",
     "verify",
     "write_stream",
 ]

@@ -29,7 +29,6 @@ __all__ = [
     "Tensors",
     "apply_delta",
     "assemble",
-    "captures",
     "check_hashes",
     "convert",
     "convertible",
@@ -780,14 +779,6 @@ class Marks:
     @property
     def undecided(self) -> int | None:
         """The first leaf that no bool covers."""
-
-def captures(pattern: str, path: str) -> tuple[list[str], str] | None:
-    """Matches a pattern to the first parts of a path.
-
-    Returns:
-      The text that each wildcard matches, the first ones greedily, and the rest of the path; `None`
-      if the pattern does not match.
-    """
 
 @final
 class Class:

@@ -178,7 +178,7 @@ class TreepackRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]
       cast: Whether to cast floats to the dtypes of the template, and integers where no value
         changes.
       select: The leaves to load; see `treepack.load`.
-      rename: Maps paths in the file to paths in the template; see `treepack.load`.
+      mapping: The layout of the file, by paths of the template; see `treepack.load`.
       missing: Whether leaves that the file lacks are an error, or stay unchanged (`"target"`).
       unexpected: Whether leaves that the template lacks are an error or ignored; by default, they
         are ignored in dicts.
@@ -206,7 +206,7 @@ class TreepackRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]
     strict: Strict | None = None
     cast: Cast | None = None
     select: Any = None
-    rename: Any = None
+    mapping: Any = None
     missing: Missing | None = None
     unexpected: Unexpected | None = None
     verify: bool | None = None
@@ -233,7 +233,7 @@ def restored(directory: Any, args: TreepackRestore, default: TreepackRestore) ->
     """Returns the tree in a directory; `default` has the options that `args` leaves out."""
     own, options = args.given(), default.given()
     has_item = "item" in own or "item" in options
-    for name in ("static",) if has_item else ("cast", "rename"):
+    for name in ("static",) if has_item else ("cast",):
         options.pop(name, None)  # not allowed in calls with a template, or without one
     options |= own
     item = options.pop("item", None)

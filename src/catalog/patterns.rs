@@ -268,60 +268,6 @@ impl Selector {
     }
 }
 
-/// The texts that a pattern's wildcards match, and the rest of the path. Wildcards are greedy, the
-/// first one first.
-///
-/// # Errors
-/// If out of memory: needs a bit for each pair of characters.
-pub fn captures<'p>(pattern: &str, path: &'p str) -> Result<Option<(Vec<&'p str>, &'p str)>> {
-    let tokens: Vec<_> = tokens(pattern).collect();
-    let chars: Vec<_> = path.char_indices().collect();
-    let byte = |at: usize| chars.get(at).map_or(path.len(), |(byte, _)| *byte);
-    let char = |at: usize| chars.get(at).map(|(_, char)| *char);
-    // Whether the rest of the pattern matches the rest of the path.
-    let width = tokens.len() + 1;
-    let mut matches = grow::filled(false, width * (chars.len() + 1))?;
-    for at in (0..=chars.len()).rev() {
-        matches[at * width + tokens.len()] = char(at).is_none_or(|char| char == '/');
-        for (position, token) in tokens.iter().enumerate().rev() {
-            let skipped = skips(*token).is_some_and(|by| matches[at * width + position + by]);
-            let moved = char(at).and_then(|char| moves(*token, char));
-            let moved = moved.map(|by| position.wrapping_add_signed(by));
-            matches[at * width + position] =
-                skipped || moved.is_some_and(|next| matches[(at + 1) * width + next]);
-        }
-    }
-    if !matches[0] {
-        return Ok(None);
-    }
-    let mut texts = Vec::new();
-    let (mut at, mut position) = (0, 0);
-    while let Some(token) = tokens.get(position) {
-        let next = position + skips(*token).unwrap_or(1);
-        let start = at;
-        match token {
-            Token::Char(_) | Token::One => at += 1,
-            Token::Within | Token::Any | Token::Parts | Token::InPart | Token::End(_) => {
-                let is_end = |end: &usize| {
-                    let whole =
-                        *token != Token::Parts || *end == start || char(end - 1) == Some('/');
-                    whole && matches[end * width + next]
-                };
-                let inside = |at: &usize| *token != Token::Within || char(*at) != Some('/');
-                let most = (start..chars.len())
-                    .find(|at| !inside(at))
-                    .unwrap_or(chars.len());
-                at = (start..=most).rev().find(is_end).unwrap_or(start);
-            }
-        }
-        if !matches!(token, Token::Char(_)) {
-            texts.push(&path[byte(start)..byte(at)]);
-        }
-        position = next;
-    }
-    Ok(Some((texts, &path[byte(at)..])))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -377,30 +323,7 @@ mod tests {
             let selector = Selector::patterns(patterns.iter().map(|pattern| (pattern.as_str(), false)));
             let expected = patterns.iter().any(|pattern| naive(pattern, &path));
             assert_eq!(selected(&selector.unwrap(), &path) == Some(true), expected);
-            for pattern in &patterns {
-                let captured = captures(pattern, &path).unwrap();
-                assert_eq!(captured.is_some(), naive(pattern, &path), "{pattern} {path}");
-                let Some((wildcards, rest)) = captured else { continue };
-                let mut wildcards = wildcards.into_iter();
-                let text = tokens(pattern).filter(|token| *token != Token::InPart).map(|token| match token {
-                    Token::Char(char) => char.to_string(),
-                    _ => wildcards.next().unwrap().to_string(),
-                });
-                assert_eq!(text.collect::<String>() + rest, path);
-                assert!(rest.is_empty() || rest.starts_with('/'));
-            }
         }
-    }
-
-    #[test]
-    fn wildcards_take_as_much_as_they_can() {
-        let captured = |pattern, path| captures(pattern, path).unwrap();
-        assert_eq!(captured("*a*", "aaa/b"), Some((vec!["aa", ""], "/b")));
-        assert_eq!(captured("**/w", "a/w/w/w"), Some((vec!["a/w/w/"], "")));
-        assert_eq!(captured("a/**", "a/b/c"), Some((vec!["b/c"], "")));
-        assert_eq!(captured("?/?", "a/b/c"), Some((vec!["a", "b"], "/c")));
-        assert_eq!(captured("*", "a/b"), Some((vec!["a"], "/b")));
-        assert_eq!(captured("b", "ab"), None);
     }
 
     #[test]
@@ -439,6 +362,5 @@ mod tests {
         let path = "a".repeat(60);
         let selector = Selector::patterns([(pattern.as_str(), false)]).unwrap();
         assert_eq!(selected(&selector, &path), None);
-        assert_eq!(captures(&pattern, &path).unwrap(), None);
     }
 }

@@ -101,7 +101,7 @@ mod _core {
         },
         safetensors::Tensors,
         save::{lay_raw, problems, walk},
-        select::{Marks, Selector, captures},
+        select::{Marks, Selector},
         value::{decode_value, encode_value},
     };
 

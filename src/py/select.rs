@@ -95,8 +95,3 @@ impl Marks {
         ))
     }
 }
-
-#[pyfunction]
-pub fn captures<'p>(pattern: &str, path: &'p str) -> PyResult<Option<(Vec<&'p str>, &'p str)>> {
-    Ok(patterns::captures(pattern, path)?)
-}

@@ -131,8 +131,6 @@ def advice(folder: Path) -> list[tuple[Any, str, list[Any]]]:
         (lambda: load(cast=True), "or pass dtype=", [
             lambda: load(tree, cast=True), lambda: load(dtype="float16")]),
         (lambda: load(tree, dtype="float16"), "cast=True", [lambda: load(tree, cast=True)]),
-        (lambda: load(rename={"a": "x"}), "requires a target", [
-            lambda: load({"x": tree["a"], "b": tree["b"]}, rename={"a": "x"})]),
         (lambda: treepack.loads(lost), 'target.*unknown="dict"|unknown="dict"', [
             lambda: treepack.loads(lost, unknown="dict"),
             lambda: treepack.loads(lost, {"a": poor})]),
@@ -292,10 +290,8 @@ def of_files(folder: Path) -> list[tuple[Any, str, list[Any]]]:
         (lambda: treepack.register_namedtuple(Node, serialized_name="errors.Node"),
             "register_node", [
                 lambda: treepack.register_node(Node, serialized_name="errors.Node")]),
-        (lambda: treepack.loads(treepack.dumps({"a": lost}), {"b": lost}), "rename=|missing=", [
+        (lambda: treepack.loads(treepack.dumps({"a": lost}), {"b": lost}), "mapping=|missing=", [
             lambda: treepack.loads(treepack.dumps({"a": lost}), {"a": lost})]),
-        (lambda: treepack.load(path, tree, rename={"w": "a/b"}), "choose other names", [
-            lambda: treepack.load(path, {"v": tree["w"]}, rename={"w": "v"}, unexpected="ignore")]),
         (lambda: treepack.load(path, select=("w", "a")), "pass a list", [
             lambda: treepack.load(path, select=["w", "a"])]),
         (lambda: treepack.open(path)["w"].sort(), r"array\[\.\.\.\]\.sort", [

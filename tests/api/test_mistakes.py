@@ -184,8 +184,6 @@ PATHS: list[Row] = [
         "save('d', TREE, format='safetensors', max_shard_size='1GB')"]),
     ("save('d', TREE, format='safetensors', max_shard_size='big')", "'big'.*500MB|'big'", [
         "save('d', TREE, format='safetensors', max_shard_size='500MB')"]),
-    ("save('x', TREE, rename={'a': 'b'})", "^rename= .* or leave it out", [
-        "save('x', TREE)"]),
     ("treepack.loads('model')", "got the path 'model': use treepack.load for files", [
         "load('model')"]),
     ("treepack.loads(TREE)", "expected a bytes-like object, such as dumps returns, got dict", [
@@ -234,8 +232,8 @@ OPTIONS: list[Row] = [
         "load('model', TREE, missing='target')"]),
     ("load('model', mismatched='target')", "mismatched= requires a target", [
         "load('model', TREE, mismatched='target')"]),
-    ("load('model', rename={'params': 'p'})", "rename= requires a target", [
-        "load('model', {'p': TREE['params'], 'step': 1}, rename={'params': 'p'}, strict=False)"]),
+    ("load('model', mapping=lambda path: path)", "needs a target, whose paths it takes", [
+        "load('model', TREE, mapping=lambda path: path)"]),
     ("load('model', cast=True)", "cast=True requires a target.*pass dtype=", [
         "load('model', dtype='float16')"]),
     ("load('model', TREE, dtype='float16')", "cast=True", ["load('model', TREE, cast=True)"]),
@@ -344,40 +342,18 @@ PARTS: list[Row] = [
         "load('model', select=['params/w', 'step'])"]),
     ("load('model', exclude='b')", "exclude matches nothing in the file: b; is it 'params/b'", [
         "load('model', exclude='params/b')"]),
-    ("load('model', TREE, rename={'parms': 'params'})", "rename matches nothing.*is it 'params", [
-        "load('model', TREE, rename={'params': 'params'})"]),
-    ("load('model', {'new': 7, **TREE['params']}, rename={'new': 'step', 'w': 'params/w'})",
-     r"keys are the paths there: is it \{'step': 'new'\}", [
-        "load('model', {'new': np.int32(7), **TREE['params']}, "
-        "rename={'step': 'new', 'params/*': '*'})"]),
-    ("load('model', {'v': TREE['params']['w'].T}, rename={'params/w': treepack.transpose('v')})",
-     r"keys are paths of the tree: is it \{'v': transpose\('params/w'\)\}", [
-        "load('model', {'v': TREE['params']['w'].T}, rename={'v': treepack.transpose('params/w')}, "
-        "unexpected='ignore')"]),
-    ("load('model', TREE, rename=3)", "rename= must be a dict of patterns or a function", [
-        "load('model', TREE, rename=lambda path: path)"]),
-    ("load('model', {'b': np.ones((3, 2), 'f')}, rename=lambda _: treepack.transpose('b'))",
-     r"rename= must return a path for .*, got Source\(.*are values of a dict", [
-        "load('model', {'b': np.ones((3, 2), 'f')}, "
-        "rename={'b': treepack.transpose('params/w')})"]),
-    ("load('model', TREE, rename={'params/*': 'params/w'})", "same path: choose other names", [
-        "load('model', TREE, rename={'params/*': 'params/*'})"]),
-    ("load('model', {'b': TREE['params']}, rename={'params/(.*)': r'b/\\1'}, missing='target')",
-     r"\(\.\*\); wildcards are \*, \*\* and \?: is it \{'params/\*': 'b/\*'\}\?", [
-        "load('model', {'b': TREE['params']}, rename={'params/*': 'b/*'})"]),
-    ("load('model', {'b': TREE['params']}, rename={'params/{key}': 'b/{key}'})",
-     r"is it \{'params/\*': 'b/\*'\}\?", [
-        "load('model', {'b': TREE['params']}, rename={'params/*': 'b/*'})"]),
+    ("load('model', {'p': TREE['params'], 'step': 3}, mapping={'p': 'parms'})", "is it 'params'", [
+        "load('model', {'p': TREE['params'], 'step': 3}, mapping={'p': 'params'})"]),
+    ("load('model', {'new': np.int32(7), **TREE}, mapping={'step': 'new'})",
+     r"keys are paths of the tree: is it \{'new': 'step'\}", [
+        "load('model', {'new': np.int32(7), **TREE}, mapping={'new': 'step'})"]),
+    ("load('model', TREE, mapping=3)", "mapping= takes a treepack.Mapping, a dict of rules", [
+        "load('model', TREE, mapping=lambda path: path)"]),
+    ("load('model', {'b': TREE['params']}, mapping={'b/*': 'params/*'}, missing='target')",
+     r"write indices in place of \*, as in \{'new/\{i\}/kernel'", [
+        "load('model', {'b': TREE['params']}, mapping={'b/{i}': 'params/{i}'})"]),
     ("load('model', select='params/[bw]')", r"wildcards are \*, .* is it 'params/\*'", [
         "load('model', select='params/*')"]),
-    ("load('model', {'b': TREE['params']}, rename={'params/*': 'b/{}'})",
-     "the wildcards of the pattern where they differ; it maps", [
-        "load('model', {'b': TREE['params']}, rename={'params/*': 'b/*'})"]),
-    ("load('model', {'b': TREE['params']}, rename={'params/**': 'b/*'})",
-     r"none, as in \{'params/\*\*': 'b/\*\*'\}", [
-        "load('model', {'b': TREE['params']}, rename={'params/**': 'b/**'})"]),
-    ("load('model', TREE, rename={'*/w': '*/*'})", "same wildcards as", [
-        "load('model', TREE, rename={'*/w': '*/w'})"]),
     ("load('model', 'params')", "This argument is a template: for a part .*select=", [
         "load('model', select='params')"]),
     ("file.load('params')", "This argument is a template: for a part .*select=", [
@@ -389,18 +365,18 @@ PARTS: list[Row] = [
     ("load('model', linen.Dense(3))", r"jax\.eval_shape\(module\.init", [
         "load('model', {'params': {'w': TREE['params']['w'], 'b': TREE['params']['b']},"
         " 'step': TREE['step']})"]),
-    ("load('model', {'p': {**TREE['params'], 'v': 1}}, rename={'step': 'p/v', 'params/w': 'p/w'})",
+    ("load('model', {'p': {**TREE['params'], 'v': 1}}, mapping={'p/v': 'step', 'p/w': 'params/w'})",
      r"p/b: missing", [
         "load('model', {'p': {**TREE['params'], 'v': np.int32(1)}}, "
-        "rename={'step': 'p/v', 'params/w': 'p/w', 'params': 'p'})"]),
-    ("load('model', {'v': TREE['params']['b'], 'n': np.int32(1)}, rename={'step': 'n'})",
-     r"params: unexpected .* the keys \['b', 'w'\]\).*Pass rename= to treepack.load if", [
+        "mapping={'p/v': 'step', 'p': 'params'})"]),
+    ("load('model', {'v': TREE['params']['b'], 'n': np.int32(1)}, mapping={'n': 'step'})",
+     "v: missing", [
         "load('model', {'v': TREE['params']['b'], 'n': np.int32(1)}, "
-        "rename={'step': 'n', 'params/b': 'v'})"]),
+        "mapping={'n': 'step', 'v': 'params/b'})"]),
     ("load('model', {'v': 1, 'step': 3})", 'v: missing.*missing="target".*unexpected="ignore"', [
         "load('model', {'v': 1, 'step': 3}, missing='target', unexpected='ignore')"]),
-    ("load('model', {'v': TREE['params']['w']}, missing='target')", "nothing is loaded: .*ename=", [
-        "load('model', {'v': TREE['params']['w']}, missing='target', rename={'params/w': 'v'})"]),
+    ("load('model', {'v': TREE['params']['w']}, missing='target')", "is loaded: .*mapping=", [
+        "load('model', {'v': TREE['params']['w']}, missing='target', mapping={'v': 'params/w'})"]),
     ("load('model', with_w((3, 2)))", r'expected float32\[3,2\].*mismatched="target".*strict=F', [
         "load('model', with_w((3, 2)), mismatched='target')",
         "load('model', with_w((3, 2)), strict=False)"]),
@@ -484,9 +460,6 @@ LEAVES: list[Row] = [
         "run('info', 'model')"]),
     ("save('x', (it for it in [1, 2]))", r"pairs of .*, such as \('params/w', array\), got 1", [
         "save('x', (it for it in [('a', 1)]))"]),
-    ("load('model', TREE, rename={treepack.transpose('params/w'): 'params/w'})",
-        r"path to the source: pass \{'params/w': transpose\('params/w'\)\}", [
-            "load('model', with_w((3, 2)), rename={'params/w': treepack.transpose('params/w')})"]),
     ("loads(dumps(TREE), select='step')", "treepack.load\\(data, ...\\) takes it", [
         "load(dumps(TREE), select='step')"]),
     ("file['params/w'].load()", r"read it by array\[\.\.\.\]", ["file['params/w'][...]"]),

@@ -90,16 +90,15 @@ def files(folder: Path) -> None:
     strict: treepack.Strict = "exact"
     arrays: treepack.Arrays = "numpy"
     sources = {
-        "a": treepack.stack("layers/*", transpose=True),
-        "b": treepack.transpose("w", (1, 0)),
+        "a": ("layers/{l}", "a b -> l b a"),
+        "b": ("w", "a b -> b a"),
     }
     treepack.save(path, {"layers": [jnp.ones((3, 2))], "w": jnp.ones((2, 3))})
     made: dict[str, jax.Array] = treepack.load(
-        path, {"a": jnp.ones((1, 2, 3)), "b": jnp.ones((3, 2))}, rename=sources
+        path, {"a": jnp.ones((1, 2, 3)), "b": jnp.ones((3, 2))}, mapping=sources
     )
     assert made["a"].shape == (1, 2, 3)
-    back = {"a": treepack.unstack("layers/*", transpose=True)}
-    treepack.save(folder / "hub", made, format="safetensors", max_shard_size="5GB", rename=back)
+    treepack.save(folder / "hub", made, format="safetensors", max_shard_size="5GB", mapping=sources)
     mapping = treepack.Mapping({"a": ("layers.{l}", "m n -> l n m")}, rest="same", m=3)
     again: dict[str, jax.Array] = treepack.load(path, {"a": made["a"]}, mapping=mapping)
     assert again["a"].shape == (1, 2, 3)
@@ -156,7 +155,7 @@ def opened(folder: Path) -> None:
         path,
         tree,
         select="w",
-        rename={"w": "w"},
+        mapping={"w": "w"},
         missing="target",
         unexpected="error",
         verify=True,

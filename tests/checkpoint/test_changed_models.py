@@ -40,20 +40,23 @@ def same(one: Any, other: Any) -> None:
 
 def test_paths_without_escapes_are_renamed(saved: Any) -> None:
     zeros = jax.tree.map(np.zeros_like, PLAIN)
-    for old in ("mlp/~/linear_0", "mlp~1~0~1linear_0", ("mlp/~/linear_0",)):
-        same(treepack.load(saved(HAIKU), zeros, rename={old: "dense"}), PLAIN)
-    same(treepack.load(saved(HAIKU), zeros, rename={"mlp/~/linear_0/w": "dense/w"} | {
-        "mlp/~/linear_0/b": "dense/b"}), PLAIN)  # fmt: skip
+    for old in ("mlp/~/linear_0", "mlp~1~0~1linear_0"):
+        same(treepack.load(saved(HAIKU), zeros, mapping={"dense": old}), PLAIN)
+    leaves = {"dense/w": "mlp/~/linear_0/w", "dense/b": "mlp/~/linear_0/b"}
+    same(treepack.load(saved(HAIKU), zeros, mapping=leaves), PLAIN)
     zeros = jax.tree.map(np.zeros_like, HAIKU)
-    same(treepack.load(saved(PLAIN), zeros, rename={"dense": "mlp/~/linear_0"}), HAIKU)
-    with pytest.raises(treepack.TreepackError, match="matches nothing"):
-        treepack.load(saved(HAIKU), zeros, rename={"mlp/linear_0": "dense"})
+    same(treepack.load(saved(PLAIN), zeros, mapping={"mlp/~/linear_0": "dense"}), HAIKU)
+    with pytest.raises(treepack.TreepackError, match=r"matches nothing.*is it 'mlp~1~0~1linear_0"):
+        treepack.load(saved(HAIKU), zeros, mapping={"dense": "mlp/linear_0"})
 
 
-def test_an_ambiguous_path_without_escapes_stays_as_it_is() -> None:
+def test_an_ambiguous_path_without_escapes_is_refused() -> None:
     data = treepack.dumps({"a/b": {"c": 1}, "a": {"b/c": 2}})
-    with pytest.raises(treepack.TreepackError, match="matches nothing"):
-        treepack.load(data, {"x": 0}, rename={"a/b/c": "x"})
+    with pytest.raises(treepack.TreepackError, match="x: a~1b/c and a/b~1c both fit"):
+        treepack.load(data, {"x": 0}, mapping={"x": "a/b/c"})
+    assert treepack.load(data, mapping={"x": "a/b~1c"}) == {"x": 2, "a/b": {"c": 1}}
+    kept = treepack.load(data, {"x": 0, "a/b": {"c": 8}, "a": {"b/c": 9}}, mapping={"x": "a~1b/c"})
+    assert kept == {"x": 1, "a/b": {"c": 1}, "a": {"b/c": 2}}
 
 
 def test_a_subtree_moves_next_to_its_empty_namesake(saved: Any) -> None:
@@ -61,10 +64,10 @@ def test_a_subtree_moves_next_to_its_empty_namesake(saved: Any) -> None:
     alone = optax.adamw(1e-3)
     old = jax.tree.map(lambda leaf: leaf + 1, alone.init(params))
     new = optax.chain(optax.clip(1.0), alone).init(params)
-    loaded = treepack.load(saved({"opt": old}), {"opt": new}, rename={"opt/0": "opt/1/0"})
+    loaded = treepack.load(saved({"opt": old}), {"opt": new}, mapping={"opt/1/0": "opt/0"})
     same(loaded, {"opt": (new[0], old)})
     back = treepack.load(
-        saved({"opt": (new[0], old)}), {"opt": alone.init(params)}, rename={"opt/1/0": "opt/0"}
+        saved({"opt": (new[0], old)}), {"opt": alone.init(params)}, mapping={"opt/0": "opt/1/0"}
     )
     same(back, {"opt": old})
 
@@ -83,7 +86,7 @@ def test_arrays_of_another_shape_stay_the_targets(saved: Any) -> None:
     with pytest.raises(treepack.MismatchError, match="n: expected"):
         treepack.load(source, {**target, "n": {"m": 0}}, mismatched="target")
     moved = {"tail": target["head"], "body": target["body"], "n": 0}
-    found = treepack.load(source, moved, rename={"head": "tail"}, mismatched="target")
+    found = treepack.load(source, moved, mapping={"tail": "head"}, mismatched="target")
     same(found, {**moved, "body": np.ones(3), "n": 1})
 
 
@@ -128,7 +131,7 @@ OTHER = {"head": {"kernel": np.ones((3, 9))}}
         ({"x": HEAD}, {"x": OTHER, "y": 1}, "keeps all of x,", {}),
         ({"x": HEAD | PARAMS}, {"x": OTHER | PARAMS}, "keeps all of x/head,.* exclude='x/h", {}),
         ({"opt": {"trace": PARAMS}}, {"opt": MOMENTS}, "", {"exclude": "opt"}),
-        ({"opt": MOMENTS}, {"state": MOMENTS}, "", {"rename": {"opt": "state"}}),
+        ({"opt": MOMENTS}, {"state": MOMENTS}, "", {"mapping": {"state": "opt"}}),
         ({}, {"opt": MOMENTS, "ema": PARAMS}, "", {}),
         ({"opt": MOMENTS}, {}, "", {}),
         ({"x": PARAMS | {"old": PARAMS["one"]}}, {"x": PARAMS | HEAD}, "", {}),

@@ -124,13 +124,13 @@ def test_a_subtree_with_another_name_is_shown_on_both_sides(saved: Saved) -> Non
     text = refused(load, template)
     for line in ("backbone: missing (expected", "encoder: unexpected (found"):
         assert f"\n  params/{line} a subtree with the keys ['in', 'out'])" in text
-    assert "\nPass rename= to treepack.load if leaves have other names in the file." in text
+    assert "\nPass mapping= to treepack.load if leaves have other names in the file." in text
     assert 'Pass missing="target"' in text
     for options in ({}, {"unexpected": "ignore"}):
         text = refused(load, template, missing="target", **options)
-        assert "no leaf of the file fits the template, so nothing is loaded: pass rename=" in text
-    rename = {"params/encoder": "params/backbone"}
-    found = load(template, missing="target", rename=rename)
+        assert "no leaf of the file fits the template, so nothing is loaded: pass mapping=" in text
+    mapping = {"params/backbone": "params/encoder"}
+    found = load(template, missing="target", mapping=mapping)
     assert found["params"]["backbone"]["in"]["kernel"][0, 0] == 1
     assert found["params"]["classifier"]["kernel"][0, 0] == 0
 
@@ -143,7 +143,7 @@ def test_every_node_is_searched(tmp_path: Path, make: Any) -> None:
     path, leaf = tmp_path / "m", jnp.ones(3)
     treepack.save(path, {"node": make({"w": leaf})})
     text = refused(treepack.load, path, tree("v", leaf), missing="target", unexpected="ignore")
-    assert "nothing is loaded: pass rename=" in text
+    assert "nothing is loaded: pass mapping=" in text
     shape = jax.ShapeDtypeStruct((3,), jnp.float32)
     found = treepack.load(path, tree("w", shape), missing="target")
     assert found["n"] == 1
@@ -175,8 +175,8 @@ def test_one_leaf_is_enough(tmp_path: Path) -> None:
         assert (found, report.loaded) == ({"x": 1}, [])
     wide = {"w": np.zeros(4)}
     text = refused(treepack.load, path, wide, select="w", mismatched="target")
-    assert text.endswith("nothing is loaded: pass rename= if leaves have other names; the template "
-        "has w, the file w of another shape")  # fmt: skip
+    assert "nothing is loaded: pass mapping= if leaves have other names" in text
+    assert text.endswith("; the template has w, the file w of another shape")
     treepack.save(path, {})
     assert treepack.load(path, wide, missing="target") == wide
 
@@ -200,26 +200,28 @@ def test_shapes_are_no_arrays_to_keep(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "source"),
+    ("shape", "axes"),
     [
-        ((3, 8, 16), "treepack.transpose('up/kernel', (0, 2, 1))"),
-        ((8, 16, 3), "treepack.transpose('up/kernel', (2, 1, 0))"),
-        ((16, 3, 8), "treepack.transpose('up/kernel', (1, 0, 2))"),
+        ((3, 8, 16), "a b c -> a c b"),
+        ((8, 16, 3), "a b c -> c b a"),
+        ((16, 3, 8), "a b c -> b a c"),
         ((3, 16, 9), None),
         ((3, 16, 8, 2), None),
     ],
 )
 def test_axes_in_another_order_are_named(
-    saved: Saved, shape: tuple[int, ...], source: str | None
+    saved: Saved, shape: tuple[int, ...], axes: str | None
 ) -> None:
     load = saved({"up": {"kernel": jnp.ones((3, 16, 8))}, "n": jnp.ones(2)})
     template = {"up": {"kernel": jnp.zeros(shape)}, "n": jnp.zeros(2)}
     _, first, *_ = refused(load, template).split("\nPass ")
-    if source is None:
+    if axes is None:
         assert first.startswith('mismatched="target"')
     else:
-        assert first.startswith(f"rename={{'up/kernel': {source}}} to treepack.load")
-        found = load(template, rename={"up/kernel": eval(source)})
+        assert first.startswith(
+            f"mapping={{'up/kernel': ('up/kernel', '{axes}')}} to treepack.load"
+        )
+        found = load(template, mapping={"up/kernel": ("up/kernel", axes)})
         assert found["up"]["kernel"].shape == shape
 
 
@@ -240,31 +242,32 @@ def test_axes_that_shapes_do_not_tell_are_not_guessed(saved: Saved) -> None:
     load = saved({"conv": {"kernel": jnp.ones((8, 4, 3, 3))}})
     found = refused(load, {"conv": {"kernel": jnp.zeros((3, 3, 4, 8))}})
     assert "The axes of conv/kernel have another order, which the shapes do not tell" in found
-    assert "treepack.transpose(path, axes)" in found
+    assert "as axes in mapping=" in found
 
 
 def test_all_swapped_axes_are_named(saved: Saved) -> None:
     load = saved({"a": {"w": jnp.ones((2, 3)), "b": jnp.ones(3)}, "c": {"w": jnp.ones((4, 2, 3))}})
     template = {"a": {"w": jnp.ones((3, 2)), "b": jnp.ones(3)}, "c": {"w": jnp.ones((4, 3, 2))}}
-    found = re.search(r"\nPass rename=(\{.*\}) to treepack\.load if", refused(load, template))
+    found = re.search(r"\nPass mapping=(\{.*\}) to treepack\.load if", refused(load, template))
     assert found is not None
-    assert load(template, rename=eval(found[1]))["c"]["w"].shape == (4, 3, 2)
+    assert load(template, mapping=eval(found[1]))["c"]["w"].shape == (4, 3, 2)
 
 
 def test_stacked_layers_that_are_not_transposed(saved: Saved) -> None:
     load = saved({"layers": [{"w": jnp.ones((8, 16))}] * 3})
     template = {"w": jnp.zeros((3, 16, 8))}
-    _, first, *_ = refused(load, template, rename={"w": treepack.stack("layers/*/w")}).split("\nPa")
-    assert first.startswith("ss transpose=True to treepack.stack")
-    assert load(template, rename={"w": treepack.stack("layers/*/w", transpose=True)})["w"][0, 0, 0]
+    text = refused(load, template, mapping={"w": ("layers/{l}/w", "a b -> l a b")})
+    assert "l is 3" not in text
+    assert "such axes" not in text
+    assert load(template, mapping={"w": ("layers/{l}/w", "a b -> l b a")})["w"][0, 0, 0]
 
 
 @pytest.mark.parametrize(
     ("there", "here", "renamed"),
     [
-        ("model/params", "params", "{'model/params': 'params'}"),
-        ("params", "model/params", "{'params': 'model/params'}"),
-        ("model/params", "models/params", "{'model': 'models'}"),
+        ("model/params", "params", "{'params': 'model/params'}"),
+        ("params", "model/params", "{'model/params': 'params'}"),
+        ("model/params", "models/params", "{'models': 'model'}"),
     ],
 )
 def test_leaves_that_stay_though_the_file_has_them_elsewhere(
@@ -277,8 +280,8 @@ def test_leaves_that_stay_though_the_file_has_them_elsewhere(
         return {**found, "step": int(value)}
 
     treepack.save(tmp_path / "x", tree(there, 1))
-    with pytest.warns(UserWarning, match=re.escape(f"pass rename={renamed} if")):
+    with pytest.warns(UserWarning, match=re.escape(f"pass mapping={renamed} if")):
         kept = treepack.load(tmp_path / "x", tree(here, 0), missing="target")
     assert kept["step"] == 1
-    loaded = treepack.load(tmp_path / "x", tree(here, 0), rename=eval(renamed))
+    loaded = treepack.load(tmp_path / "x", tree(here, 0), mapping=eval(renamed))
     assert str(loaded) == str(tree(here, 1))

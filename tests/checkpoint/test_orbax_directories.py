@@ -265,7 +265,7 @@ def test_a_train_state(tmp_path: Path, write: Any, monkeypatch: pytest.MonkeyPat
     found = treepack.load(
         tmp_path / "a",
         renamed,
-        rename={"params/w": "model/w", "opt_state/1": "rest"},
+        mapping={"model/w": "params/w", "rest": "opt_state/1"},
     )
     np.testing.assert_array_equal(found["model"]["w"], state.params["w"])
     assert found["rest"] == optax.EmptyState()
@@ -275,8 +275,8 @@ def test_layers_are_stacked(tmp_path: Path) -> None:
     layers = [{"w": np.arange(6.0, dtype=np.float32).reshape(2, 3) + at} for at in range(4)]
     ocp_v1.save_pytree(tmp_path / "a", {"layers": layers})
     template = {"w": jax.ShapeDtypeStruct((4, 3, 2), jnp.float32, sharding=rows("x"))}
-    rename = {"w": treepack.stack("layers/*/w", transpose=True)}
-    loaded = treepack.load(tmp_path / "a", template, rename=rename)
+    rules = {"w": ("layers/{l}/w", "a b -> l b a")}
+    loaded = treepack.load(tmp_path / "a", template, mapping=rules)
     np.testing.assert_array_equal(loaded["w"], np.stack([it["w"].T for it in layers]))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from flax.training.train_state import TrainState
 import treepack
 from treepack import serialization
 from treepack._src import paths as _paths
-from treepack._src.checkpoint import select as _select
 
 NAMES = st.sampled_from(["a", "b", "ab", "x/y", "~", "*"])
 FLAT = st.dictionaries(
@@ -140,43 +138,54 @@ def test_what_selects(tmp_path: Path, select: Any, paths: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rename", "expected"),
+    ("mapping", "expected"),
     [
-        ({"old": "new"}, "new/0/w"),
-        ({"old/*/w": "new/*/kernel"}, "new/0/kernel"),
-        ({"old/*": "*"}, "0/w"),
-        ({"*/*/*": "*_*_*"}, "old_0_w"),
-        ({"**/w": "**/kernel"}, "old/0/kernel"),
-        ({"old/0": "."}, "w"),
-        ({".": "all"}, "all/old/0/w"),
-        ({"ol": "x", "old/0/w": "w"}, "w"),  # with a warning
-        (lambda path: path.upper(), "OLD/0/W"),
+        ({"new": "old"}, "new/0/w"),
+        ({"new/{i}/kernel": "old/{i}/w"}, "new/0/kernel"),
+        ({"{i}/{j}/kernel": "{i}/{j}/w"}, "old/0/kernel"),
+        ({"{i}_{j}_{k}": "{i}/{j}/{k}"}, "old_0_w"),
+        ({".": "old/0"}, "w"),
+        ({"all": "."}, "all/old/0/w"),
+        ({"x": "ol", "w": "old/0/w"}, "w"),
+        (str.lower, "OLD/0/W"),
     ],
 )
-def test_new_names(rename: Any, expected: str) -> None:
-    assert _select.Renaming(rename)("old/0/w") == expected
+def test_new_names(mapping: Any, expected: str) -> None:
     file = treepack.open(treepack.dumps({"old": [{"w": np.arange(3)}]}))
     template = nested({tuple(_paths.parts(expected)): np.zeros(3, int)})
-    is_told = isinstance(rename, dict) and "ol" in rename
-    with pytest.warns(UserWarning, match="file: ol;") if is_told else contextlib.nullcontext():
-        found = file.load(template, rename=rename)
+    found = file.load(template, mapping=mapping)
     np.testing.assert_array_equal(leaves(found)[tuple(_paths.parts(expected))], np.arange(3))
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_tensor_in_whose_place_another_goes_is_unexpected() -> None:
+    file = treepack.open(treepack.dumps({"a": np.ones(2), "b": np.zeros(2)}))
+    template = {"a": np.full(2, 7.0)}
+    loaded, report = file.load(template, mapping={"a": "b"}, return_report=True)
+    assert loaded["a"].tolist() == [0, 0]
+    assert (report.loaded, report.unexpected) == (["a"], ["a"])
+    with pytest.raises(treepack.MismatchError, match=r"no rule of the mapping takes.*: a is left"):
+        file.load(template, mapping={"a": "b"}, unexpected="error")
+    whole = {**template, "b": template["a"]}
+    for read in (treepack.open, treepack.load, treepack.abstract):
+        with pytest.raises(treepack.TreepackError, match="gives the path of a to another leaf"):
+            read(treepack.dumps({"a": np.ones(2), "b": np.zeros(2)}), mapping={"a": "b"})
+    with pytest.raises(treepack.TreepackError, match="gives the path of b to another leaf"):
+        treepack.save("f", whole, mapping={"a": "b"})
+    treepack.save("f", whole, mapping=treepack.Mapping({"a": "b"}, rest="skip"))
+    assert [*treepack.load("f")] == ["b"]
+    swapped, report = file.load(
+        {**template, "b": template["a"]}, mapping={"a": "b", "b": "a"}, return_report=True
+    )
+    assert swapped["b"].tolist() == [1, 1]
+    assert report.unexpected == []
 
 
 def test_names_that_make_no_sense() -> None:
     file = treepack.open(treepack.dumps({"a": 1, "b": 2, "c": {"d": 3}}))
     template = {"a": 0}
-    for rename, message in (
-        ({"a": "b"}, "the same path"),
-        ({"b": "c/d/e"}, "its parent is a leaf|other leaves have this path"),
-        ({"a*": "*/*"}, "must have the same wildcards"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            file.load(template, rename=rename)
-    with pytest.raises(ValueError, match="rename="):
-        file.load(rename={"a": "b"})
-    with pytest.raises(TypeError, match=r"rename=.*got 3"):
-        file.load(template, rename=3)
+    with pytest.raises(TypeError, match=r"mapping=.*got 3"):
+        file.load(template, mapping=3)
     with pytest.raises(TypeError, match=r"select=.*got 3"):
         file.load(select=3)
     with pytest.raises(ValueError, match="missing must be "):
@@ -332,13 +341,13 @@ def test_lists_in_states_are_whole_or_not_there() -> None:
     for data in (serialization.to_bytes(tree), treepack.dumps(tree, static="skip")):
         file = treepack.open(data)
         template = {"h": Items([8, 9], 0), "z": 0}
-        for options in ({"select": "z"}, {"select": "z", "rename": {"z": "z"}}):
+        for options in ({"select": "z"}, {"select": "z", "mapping": {"z": "z"}}):
             found, report = file.load(template, **options, return_report=True)
             assert found["h"].items == [8, 9]
             assert found["z"] == 5
             assert report.loaded == ["z"]
         assert file.load(select="z", unknown="dict", static=tree) == {"z": 5}
-        assert file.load(template, rename={"z": "z"})["h"].items == [1, {"x": 2}]
+        assert file.load(template, mapping={"z": "z"})["h"].items == [1, {"x": 2}]
     lists = treepack.open(serialization.msgpack_serialize({"a": [{"x": 1}, 2], "b": 3}))
     assert lists.load(select="b") == {"b": 3}
     assert lists.load(select="a/0/x") == {"a": [{"x": 1}, 2]}
@@ -456,14 +465,16 @@ def test_a_key_that_is_a_dot(tmp_path: Path) -> None:
     assert report.kept == ["~2/a", "~2/~2"]
 
 
-def test_rename_and_the_root(tmp_path: Path) -> None:
+def test_mapping_and_the_root(tmp_path: Path) -> None:
     treepack.save(tmp_path / "q", np.arange(3))
-    found = treepack.load(tmp_path / "q", {"a": np.zeros(3, int)}, rename={".": "a"})
+    found = treepack.load(tmp_path / "q", {"a": np.zeros(3, int)}, mapping={"a": "."})
     np.testing.assert_array_equal(found["a"], np.arange(3))
     treepack.save(tmp_path / "q", {"b": 3, "a": np.arange(3)})
-    with pytest.raises(ValueError, match=r"a leaf to the root \., which has other leaves"):
-        treepack.load(tmp_path / "q", np.zeros(3, int), rename={"a": "."})
-    assert treepack.load(tmp_path / "q", {"": 0}, rename={"b": ""})[""] == 3
+    found, report = treepack.load(
+        tmp_path / "q", np.zeros(3, int), mapping={".": "a"}, return_report=True
+    )
+    np.testing.assert_array_equal(found, np.arange(3))
+    assert report.unexpected == ["b"]
 
 
 def test_key_paths_are_no_patterns() -> None:
@@ -482,20 +493,18 @@ def test_values_that_lie_deeper_on_one_side(deeper: str) -> None:
     with pytest.raises(treepack.MismatchError, match="one level deeper") as caught:
         treepack.load(data, template)
     short, long = "m/bias", "m/bias/value"
-    first = {short: long} if deeper == "template" else {long: short}
-    assert f"Pass rename={first} and so on to treepack.load" in str(caught.value)
+    first = {long: short} if deeper == "template" else {short: long}
+    assert f"Pass mapping={first} and so on to treepack.load" in str(caught.value)
     paths = [it.path for it in caught.value.mismatches]
     assert paths == ["m/bias", "m/kernel"]
-    rename = {it: f"{it}/value" for it in paths}
-    renames: list[Any] = [rename]
+    mappings: list[Any] = [{f"{it}/value": it for it in paths}]
     if deeper == "file":
-        assert "rename=lambda path: path.removesuffix('/value')" in str(caught.value)
-        renames = [
-            {new: old for old, new in rename.items()},
-            lambda path: path.removesuffix("/value"),
+        mappings = [
+            {it: f"{it}/value" for it in paths},
+            lambda path: f"{path}/value" if path in paths else None,
         ]
-    for rename in renames:
-        found = treepack.load(data, template, rename=rename)
+    for mapping in mappings:
+        found = treepack.load(data, template, mapping=mapping)
         leaves = zip(jax.tree.leaves(found["m"]), jax.tree.leaves(state), strict=True)
         assert all(jnp.array_equal(one, other) for one, other in leaves)
 
@@ -521,7 +530,7 @@ def test_none_in_the_file_is_missing(whole: bool, options: dict[str, Any], tmp_p
         assert not found["w"].any()
         assert jax.tree.all(jax.tree.map(lambda a, b: a is b, {**found, "w": 0}, {**HELD, "w": 0}))
     renamed = treepack.load(
-        tmp_path / "f", {"z": HELD}, rename=lambda path: f"z/{path}", missing="target"
+        tmp_path / "f", {"z": HELD}, mapping=lambda path: path.removeprefix("z/"), missing="target"
     )
     assert not renamed["z"]["w"].any()
     assert renamed["z"]["k"] is HELD["k"]

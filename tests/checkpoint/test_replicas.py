@@ -149,7 +149,7 @@ assert found["here"].tolist() == [1, 1, 1]
 as_half = {"half": jax.ShapeDtypeStruct(model.shape, jnp.bfloat16, sharding=halves)}
 half = load(path, as_half, cast=True, select="half")["half"]
 check(half, model.astype(jnp.bfloat16), halves)
-renamed = load(path, {"other": tree["half"]}, rename={"half": "other"})["other"]
+renamed = load(path, {"other": tree["half"]}, mapping={"other": "half"})["other"]
 check(renamed, model, halves)
 with treepack.open(path) as file:
     check(file.load(tree, replicas="broadcast", select="half")["half"], model, halves)

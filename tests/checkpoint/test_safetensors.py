@@ -153,7 +153,7 @@ def test_templates(source: tuple[Any, Any]) -> None:
     )
     cast = treepack.load(given, half, cast=True)
     assert cast["model"]["layers"]["2"]["w"].dtype == jnp.bfloat16
-    moved = treepack.load(given, {"it": tree["mask"]}, rename={"mask": "it"}, select="it")
+    moved = treepack.load(given, {"it": tree["mask"]}, mapping={"it": "mask"}, select="it")
     assert moved["it"].tolist() == [True, False]
     with pytest.raises(MismatchError, match=r"model/layers/2/w: expected float32\[9\]"):
         treepack.load(given, tree | {"model": {"layers": {"2": {"w": np.zeros(9, np.float32)}}}})
@@ -583,7 +583,7 @@ def test_packed_elements_are_bytes(tmp_path: Path, kind: str) -> None:
     y = np.zeros(2, np.float32)
     check_same(treepack.load(source, select="a/y"), {"a": {"y": y}})
     check_same(treepack.load(source, {"a": {"y": y}}), {"a": {"y": y}})
-    check_same(treepack.load(source, {"q": y}, rename={"a/y": "q"}), {"q": y})
+    check_same(treepack.load(source, {"q": y}, mapping={"q": "a/y"}), {"q": y})
     with treepack.open(source) as file:
         assert "F4_packed" in repr(file)
         assert file["a/x"].dtype.metadata == {"treepack.packed": "F4_packed"}

@@ -1,4 +1,4 @@
-"""Which leaves `select=` and `rename=` mean, and the way that reads them without a state dict."""
+"""Which leaves `select=` and `mapping=` mean, and the way that reads them without a state dict."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ import treepack
 import treepack._core as core
 from treepack import serialization
 from treepack._src.checkpoint import load as _load
-from treepack._src.checkpoint import select as _select
 from treepack._src.restore import template as _template
 
 ARRAY = np.arange(3, dtype=np.float32)
@@ -166,8 +165,8 @@ def test_what_matches_nothing_is_an_error() -> None:
                 file.load(template, select=select, **options)
             with pytest.raises(ValueError, match=r"exclude .*: .*x; .* a/w, b$"):
                 file.load(template, exclude=select, **options)
-        with pytest.raises(ValueError, match=r"rename .*: x, y"):
-            file.load(template, rename={"x": "a", "y/*": "b/*"}, **options)
+        with pytest.raises(ValueError, match=r"rule 'a/w': 'x' matches|a/w: .*no x"):
+            file.load(template, mapping={"a/w": "x", "b/{i}": "y/{i}"}, **options)
     # Leaves of the template may be missing in the file: an error, or kept.
     assert file.load(template, select=["b", "c"], missing="target")["b"] == 2
     with pytest.raises(treepack.MismatchError, match="c: missing"):
@@ -181,7 +180,7 @@ def test_a_selection_must_reach_the_target() -> None:
         with pytest.raises(treepack.TreepackError, match=r"params.* found w: .*'params'"):
             file.load({"w": 0}, select=select)
     assert file.load({"params": {"w": 0}}, select=["params", "step"]) == {"params": {"w": 1}}
-    assert file.load({"w": 0}, rename={"params/w": "w"}, select="w") == {"w": 1}
+    assert file.load({"w": 0}, mapping={"w": "params/w"}, select="w") == {"w": 1}
     assert file.load({"w": 0}, select="params", unexpected="ignore") == {"w": 0}
 
 
@@ -202,7 +201,6 @@ def test_patterns_and_masks_take_linear_time() -> None:
     file = treepack.open(treepack.dumps({path: 1, "c": 2}))
     with pytest.raises(ValueError, match="matches nothing"):
         file.load(select=[pattern, "c"])
-    assert _select.Renaming({pattern: "x"})(path) == path
     empty = {str(number): () for number in range(50_000)}
     file = treepack.open(treepack.dumps({"a": empty, "b": {"c": 1}}))
     assert file.load(select={"b": True}) == {"a": empty, "b": {"c": 1}}
@@ -216,7 +214,7 @@ def test_patterns_and_masks_take_linear_time() -> None:
 @pytest.mark.campaign
 def test_renaming_takes_linear_time() -> None:
     data = msgpack.packb({**{f"a{number}": [number] for number in range(20_000)}, "c": 1})
-    found = treepack.open(data).load({"c": 0}, rename=lambda path: path, unexpected="ignore")
+    found = treepack.open(data).load({"c": 0}, mapping=lambda path: path, unexpected="ignore")
     assert found == {"c": 1}
 
 
@@ -232,7 +230,7 @@ def test_empty_containers_follow_the_leaves_around_them(empty: tuple[str, ...]) 
     for a, c in itertools.product([True, False], repeat=2):
         mask = {"k": {"a": a, "b": True}, "c": c}
         expected = file.load(select=mask)
-        assert file.load(expected, rename=lambda path: path, select=mask) == expected
+        assert file.load(expected, mapping=lambda path: path, select=mask) == expected
 
 
 @pytest.mark.campaign
@@ -283,32 +281,18 @@ def test_a_tuple_is_one_path_and_a_list_is_several() -> None:
         masked.load(select=("a", 1.5))
 
 
-def test_tuples_are_paths_in_rename() -> None:
-    tree = {"a": {"*": np.ones(1), "*/b": np.zeros(2)}, "a*": 3}
-    file = treepack.open(treepack.dumps(tree))
-    template = {"x": {"?/y": np.zeros(1)}, "a": {"*/b": np.ones(2)}, "a*": 0}
-    found = file.load(template, rename={("a", "*"): ("x", "?/y")})
-    assert found["x"]["?/y"] == 1
-    assert found["a*"] == 3
-    with pytest.raises(ValueError, match="rename matches nothing"):
-        file.load(template, rename={("a", "?"): "x"})
-
-
-RENAMES: dict[str, Any] = {
-    "paths": {"params/B/k": "B/kernel", "params/B/b": "B/bias", "params/head/k": "head/kernel"},
-    "patterns": {"params/*/k": "*/kernel", "params/*/b": "*/bias"},
-    "tuples": {("params", "B", "k"): ("B", "kernel"), ("params", "head", "k"): ("head", "kernel")},
-    "a function": lambda path: (
-        path.removeprefix("params/").replace("/k", "/kernel").replace("/b", "/bias")
-    ),
+NAMES: dict[str, Any] = {
+    "paths": {"B/kernel": "params/B/k", "B/bias": "params/B/b", "head/kernel": "params/head/k"},
+    "patterns": {"{i}/kernel": "params/{i}/k", "{i}/bias": "params/{i}/b"},
+    "a function": lambda path: f"params/{path}".replace("/kernel", "/k").replace("/bias", "/b"),
 }
 RENAMED = {"B": {"kernel": np.zeros(2), "bias": np.zeros(1)}, "head": {"kernel": ARRAY * 0}}
 
 
-@pytest.mark.parametrize("rename", RENAMES)
+@pytest.mark.parametrize("names", NAMES)
 @pytest.mark.parametrize("form", ["file", "flax", "gzip", "numbers", "directory"])
 def test_new_last_names_where_a_whole_dict_is_left_out(
-    form: str, rename: str, tmp_path: Path
+    form: str, names: str, tmp_path: Path
 ) -> None:
     """No list is there that a new name could split."""
     params = {"B": {"k": np.ones(2), "b": np.ones(1)}, "head": {"k": jnp.full(3, 5.0)}}
@@ -319,9 +303,9 @@ def test_new_last_names_where_a_whole_dict_is_left_out(
         compress: Any = form if form in ("gzip", "numbers") else False
         treepack.save(path, tree, compress=compress, sharded=form == "directory")
     for select in ("head", ["head/kernel"], lambda path: path.startswith("head"), ("head",)):
-        found = treepack.load(path, RENAMED, rename=RENAMES[rename], select=select)
+        found = treepack.load(path, RENAMED, mapping=NAMES[names], select=select)
         assert found["head"]["kernel"].tolist() == [5, 5, 5]
-        assert found["B"] is RENAMED["B"]
+        assert found["B"]["bias"] is RENAMED["B"]["bias"]
     if form not in ("file", "directory"):
         return
     # A dict whose leaves are all damaged is left out as well.
@@ -332,7 +316,7 @@ def test_new_last_names_where_a_whole_dict_is_left_out(
     file.write_bytes(damaged)
     skipping: dict[str, Any] = {"on_corrupt": "skip", "missing": "target", "verify": True}
     found, report = treepack.load(
-        path, RENAMED, rename=RENAMES[rename], return_report=True, **skipping
+        path, RENAMED, mapping=NAMES[names], return_report=True, **skipping
     )
     assert (found["head"]["kernel"].tolist(), report.corrupt) == ([0, 0, 0], ["head/kernel"])
     assert found["B"]["kernel"].tolist() == [1, 1]

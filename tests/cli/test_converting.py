@@ -244,10 +244,10 @@ def test_damaged_arrays_of_open_files_are_not_saved(folder: Path, sharded: bool)
             treepack.save("new", iter(file.leaves()))
         with pytest.raises(CorruptionError):
             treepack.dumps(dict(file))
-        for rename in (None, {"w": treepack.transpose("w")}, {"w": treepack.stack("w/*")}):
+        for mapping in (None, {"w": ("w", "a b -> b a")}, {"w": ("w/{l}", "... -> l ...")}):
             with pytest.raises(CorruptionError):
-                treepack.save("new.safetensors", dict(file), rename=rename)
-        for options in ([], ["--transpose=w"], ["--unstack=w=u/*"]):
+                treepack.save("new.safetensors", dict(file), mapping=mapping)
+        for options in ([], ["--map=w=w=a b -> b a"], ["--map=u/{l}=w=l b -> b"]):
             with pytest.raises(CorruptionError, match="w is damaged"):
                 call("convert", "some", "new", *options)
     assert not Path("new").exists()
@@ -388,113 +388,19 @@ def test_layers_are_stacked_and_split(folder: Path, sep: str) -> None:
     if sep != ".":
         flat = {name.replace(".", sep): array for name, array in flat.items()}
         safetensors.numpy.save_file(flat, "one.safetensors")
-    options = ("--transpose", "w", "--transpose", "head/w", "--rename", "norm=scale", "--sep", sep)
-    call("convert", "one.safetensors", "two.treepack", "--stack", "w=model/layers/*/w", *options)
+    options = ("--map", "head/w=head/w=o i -> i o", "--map", "scale=norm", "--sep", sep)
+    stack = ("--map", "w=model/layers/{l}/w=o i -> l i o")
+    call("convert", "one.safetensors", "two.treepack", *stack, *options)
     loaded = treepack.load("two.treepack")
     assert loaded.keys() == {"w", "head", "scale"}
     expected = np.stack([flat[f"model{sep}layers{sep}{at}{sep}w"].T for at in range(11)])
     np.testing.assert_array_equal(loaded["w"], expected)
     np.testing.assert_array_equal(loaded["head"]["w"], flat[f"head{sep}w"].T)
     assert treepack.verify("two.treepack").ok
-    options = ("--transpose", "w", "--transpose", "head/w", "--rename", "scale=norm", "--sep", sep)
-    call("convert", "two.treepack", "back.safetensors", "--unstack", "w=model/layers/*/w", *options)
+    options = ("--map", "head/w=head/w=o i -> i o", "--map", "norm=scale", "--sep", sep)
+    split = ("--map", "model/layers/{l}/w=w=l i o -> o i")
+    call("convert", "two.treepack", "back.safetensors", *split, *options)
     found = safetensors.numpy.load_file("back.safetensors")
     assert found.keys() == flat.keys()
     for name, array in flat.items():
         np.testing.assert_array_equal(found[name], array)
-
-
-@pytest.mark.parametrize("pattern", ["model/layers/*/w", "layers/*/kernel", "**/kernel"])
-def test_layers_of_a_list_are_transposed(folder: Path, pattern: str) -> None:
-    """By their names before or after renaming."""
-    flat = write_layers("one.safetensors")
-    rename = ("--rename", "model/layers/*/w=layers/*/kernel", "--rename", "norm=b/kernel")
-    skip = ("--skip", "norm") if pattern != "**/kernel" else ()
-    options = ("--transpose", pattern, *rename[: 4 - len(skip)], *skip)
-    call("convert", "one.safetensors", "two.treepack", *options)
-    loaded = treepack.load("two.treepack")
-    assert loaded.keys() == {"layers", "head"} | ({"b"} if not skip else set())
-    for at in range(11):
-        expected = flat[f"model.layers.{at}.w"].T
-        np.testing.assert_array_equal(loaded["layers"][str(at)]["kernel"], expected)
-    np.testing.assert_array_equal(loaded["head"]["w"], flat["head.w"])
-    back = ("--rename", "layers/*/kernel=model/layers/*/w", "--transpose", "layers/*/kernel")
-    call("convert", "two.treepack", "back.safetensors", *back)
-    found = safetensors.numpy.load_file("back.safetensors")
-    for at in range(11):
-        name = f"model.layers.{at}.w"
-        np.testing.assert_array_equal(found[name], flat[name])
-
-
-@pytest.mark.parametrize("turned", [(), ("--transpose", "**/w"), ("--transpose", "l/*/w")])
-def test_experts_are_stacked_and_split(folder: Path, turned: tuple[str, ...]) -> None:
-    flat = {
-        f"layers.{layer}.moe.{expert}.w": np.full((2, 3), 10 * layer + expert)
-        for layer in range(2)
-        for expert in range(3)
-    }
-    safetensors.numpy.save_file(flat, "one.safetensors")
-    rename = ("--rename", "layers/*/w=l/*/w")
-    stack = ("--stack", "layers/*/w=layers/*/moe/*/w")
-    call("convert", "one.safetensors", "two.treepack", *stack, *turned, *rename)
-    loaded = treepack.load("two.treepack")["l"]
-    assert loaded["1"]["w"].shape == ((3, 3, 2) if turned else (3, 2, 3))
-    assert loaded["1"]["w"][2, 0, 0] == 12
-    unstack = ("--unstack", "l/*/w=layers/*/moe/*/w")
-    call("convert", "two.treepack", "back.safetensors", *unstack, *turned)
-    found = safetensors.numpy.load_file("back.safetensors")
-    assert found.keys() == flat.keys()
-    assert all(np.array_equal(found[name], flat[name]) for name in flat)
-
-
-def test_filters_are_transposed_by_their_axes(folder: Path) -> None:
-    flat = {f"c.{at}.w": np.random.rand(4, 3, 2, 5) for at in range(2)} | {"m.w": np.ones((2, 3))}
-    safetensors.numpy.save_file(flat, "one.safetensors")
-    assert "--transpose PATH=2,3,1,0" in refused(
-        "convert", "one.safetensors", "x", "--transpose=c/1/w"
-    )
-    turn = ("--transpose", "c/*/w=2,3,1,0", "--transpose", "m/w")
-    call("convert", "one.safetensors", "two.treepack", *turn)
-    two = treepack.load("two.treepack")
-    assert two["m"]["w"].shape == (3, 2)
-    for at in "01":
-        np.testing.assert_array_equal(two["c"][at]["w"], flat[f"c.{at}.w"].transpose(2, 3, 1, 0))
-    stack = ("--stack", "w=c/*/w", "--transpose", "w=2,3,1,0")
-    call("convert", "one.safetensors", "three.treepack", *stack)
-    w = treepack.load("three.treepack")["w"]
-    np.testing.assert_array_equal(w[1], two["c"]["1"]["w"])
-    back = ("--unstack", "w=c/*/w", "--transpose", "w=3,2,0,1")
-    call("convert", "three.treepack", "back.safetensors", *back)
-    found = safetensors.numpy.load_file("back.safetensors")
-    for at in "01":
-        np.testing.assert_array_equal(found[f"c.{at}.w"], flat[f"c.{at}.w"])
-    for wrong in ("0,1,2,2", "1,0", "0,1,2,3,4", "1,2,3,4"):
-        options = ("--transpose", f"c/0/w={wrong}")
-        assert "a permutation of" in refused("convert", "one.safetensors", "x", *options)
-
-
-def test_layers_that_do_not_fit(folder: Path) -> None:
-    flat = write_layers("one.safetensors")
-    for option, message in {
-        ("--stack", "w"): "takes two paths with = between them",
-        ("--stack", "w=model/layers/w"): "one *",
-        ("--stack", "w/*=model/layers/*/w"): "the same wildcards",
-        ("--transpose", "model/*/x"): "no array at model/*/x",
-        ("--stack", "w=other/*/w"): "matches nothing",
-        ("--stack", "norm=model/layers/*/w"): "a leaf at norm already",
-        ("--unstack", "x=layers/*/w"): "no array at x",
-        ("--transpose", "x"): "no array at x",
-        ("--rename", "x=y"): "x",
-    }.items():
-        assert message in refused("convert", "one.safetensors", "new.treepack", *option)
-    assert not Path("new.treepack").exists()
-    del flat["model.layers.3.w"]
-    safetensors.numpy.save_file(flat, "one.safetensors")
-    options = ("--stack", "w=model/layers/*/w")
-    assert "lacks model/layers/3/w" in refused("convert", "one.safetensors", "new", *options)
-    flat["model.layers.3.w"] = np.zeros((1, 3), np.float32)
-    safetensors.numpy.save_file(flat, "one.safetensors")
-    assert "different shapes" in refused("convert", "one.safetensors", "new", *options)
-    safetensors.numpy.save_file({"c": np.zeros((3, 3, 3, 3), np.float32)}, "two.safetensors")
-    text = refused("convert", "two.safetensors", "new", "--transpose", "c")
-    assert "as a second argument of treepack.transpose, such as (2, 3, 1, 0)" in text

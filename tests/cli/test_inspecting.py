@@ -128,7 +128,7 @@ def test_slips(folder: Path) -> None:
     assert "there is nothing at flax: it is another file: list one" in refused(
         "ls", "model", "flax"
     )
-    for given, meant in (("cat", "show"), ("rename", "convert --rename")):
+    for given, meant in (("cat", "show"), ("rename", "convert --map NEW=OLD")):
         assert f"No such command '{given}': use `treepack {meant}`" in call(given, status=2)
     call("convert", "model", "one.safetensors", "--select", "params")
     call("convert", "model", "two.treepack")

@@ -34,10 +34,10 @@ def test_a_pipe_that_closes_is_not_an_error(folder: Path) -> None:
 
 def test_a_warning_is_one_line(folder: Path) -> None:
     treepack.save("saved", {"a": 1})
-    names = ["--rename", "a=b", "--rename", "absent=c"]
+    names = ["--map", "b=a", "--map", "c=absent"]
     command = [sys.executable, "-m", "treepack", "convert", "saved", "made", *names]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stderr == "treepack: --rename matches nothing in the file: absent; it has a\n"
+    assert done.stderr == "treepack: the file has no leaf for rule 'c': 'absent'\n"
 
 
 @pytest.mark.campaign

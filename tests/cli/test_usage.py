@@ -51,14 +51,10 @@ ROWS: list[tuple[str, str, list[tuple[str, int]]]] = [
         ("convert a.treepack x.treepack --dtype bfloat16", 0)]),
     ("convert a.treepack b.treepack --force", "--force: leave it out: files are always repl", [
         ("convert a.treepack x.treepack", 0), ("convert a.treepack x.treepack", 0)]),
-    ("convert a.treepack x.treepack --rename params weights", "write --rename params=weights", [
-        ("convert a.treepack x.treepack --rename params=weights", 0)]),
-    ("convert m.safetensors x.treepack --stack w l/*/w", r"write --stack 'w=l/\*/w'", [
-        ("convert m.safetensors x.treepack --stack w=l/*/w", 0)]),
-    ("convert m.safetensors x.treepack --stack w=l.*.w", r"is it 'l/\*/w'", [
-        ("convert m.safetensors x.treepack --stack w=l/*/w", 0)]),
-    ("convert m.safetensors x.treepack --transpose l/0/w=x", "is it 'l/0/w'", [
-        ("convert m.safetensors x.treepack --transpose l/0/w", 0)]),
+    ("convert a.treepack x.treepack --map weights params", "write --map weights=params", [
+        ("convert a.treepack x.treepack --map weights=params", 0)]),
+    ("convert m.safetensors x.treepack --rename w=v", "--rename: use --map NEW=OLD=AXES", [
+        ("convert m.safetensors x.treepack --map layers=l", 0)]),
     ("diff a.treepack b.treepack c.treepack", "compare two files at a time", [
         ("diff a.treepack b.treepack", 1)]),
     ("diff a.treepack b.treepack params", r"compares whole files: .* \| grep '?\^params", [

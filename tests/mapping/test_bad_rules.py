@@ -211,7 +211,7 @@ def leaf(*shape: int) -> np.ndarray:
             None,
             r"needs two dimensions, found \[2\]",
         ),
-        ({".": "w", "t": "s"}, None, "cannot place .: other leaves have this path"),
+        ({".": "w", "t": "s"}, None, "rule gives the path of .* to another leaf"),
         ({"t": "w", "t/u": "s"}, None, "cannot place t/u: its parent is a leaf"),
         ({"t/{l}": ("empty", "l m -> m")}, None, "has no elements, and would be 100000000 arrays"),
         ({"t/{l:0..2}": ("w", "l m -> m")}, None, "the range of l has 2 numbers, but l is 6"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import jax
@@ -56,6 +57,27 @@ def test_devices_share_the_bytes_that_they_read(
     array = treepack.load(url, template, mapping=RULES, cast=True)["q"]
     assert np.array_equal(np.asarray(array).max((1, 2, 3)), range(4))
     assert sum(read) - before <= 1.02 * NBYTES + headers
+
+
+@pytest.mark.parametrize("url", ["hub"], indirect=True)
+def test_renamed_arrays_are_fetched_together(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first request waits for another, which comes only if several are made at once."""
+    asked: list[str] = []
+    are_two = threading.Event()
+    cat = MemoryFileSystem.cat_file
+
+    def waiting(self: Any, path: str, *args: Any, **options: Any) -> Any:
+        asked.append(path)
+        if len({*asked}) > 1:
+            are_two.set()
+        assert are_two.wait(60)
+        return cat(self, path, *args, **options)
+
+    names = {f"new.{at}": f"l.{at}.q" for at in range(4)}
+    with treepack.open(url, mapping=names) as file:
+        monkeypatch.setattr(MemoryFileSystem, "cat_file", waiting)
+        loaded = file.load(arrays="numpy")
+    assert [loaded[f"new.{at}"][0, 0] for at in range(4)] == [0, 1, 2, 3]
 
 
 def test_a_box_does_not_read_the_array(url: str, read: list[int]) -> None:

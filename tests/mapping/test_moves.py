@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import treepack
+import treepack._core as core
 from treepack._src.checkpoint import mapped, moving
 
 SIZES = st.sampled_from([1, 2, 3, 4])
@@ -200,3 +201,37 @@ def test_windows_of_any_size_read_the_same(example: Example, most: int) -> None:
                 assert np.array_equal(node, array)
     finally:
         moving.WINDOW_BYTES = before
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+def test_large_arrays_are_transposed_in_windows(tmp_path: Path, mmap: bool) -> None:
+    made = np.random.default_rng(0).integers(0, 1 << 16, (2, 2100, 2300), np.uint16)
+    treepack.save(tmp_path / "saved", {"layers": list(made)})
+    rules = {"up": ("layers/{l}", "a b -> l b a")}
+    template = {"up": made.transpose(0, 2, 1)}
+    found = treepack.load(tmp_path / "saved", template, mapping=rules, mmap=mmap)["up"]
+    assert found.flags.c_contiguous
+    assert np.array_equal(found, template["up"])
+    treepack.save(tmp_path / "again.safetensors", {"up": found}, mapping=rules)
+    again = treepack.load(tmp_path / "again.safetensors")["layers"]
+    assert all(np.array_equal(again[str(at)], made[at]) for at in range(2))
+
+
+def test_memory_that_does_not_fit_is_refused() -> None:
+    memory = np.zeros(24, np.uint8)
+
+    def copy(source: Any, target: Any, at: int, strides: tuple[int, ...]) -> None:
+        core.copy_array(source, (3, 4), 2, target, at, strides, threads=None)
+
+    source = np.arange(24, dtype=np.uint8)
+    copy(source, memory, 0, (2, 6))
+    turned = memory.view(np.uint16).reshape(4, 3)
+    assert np.array_equal(turned, source.view(np.uint16).reshape(3, 4).T)
+    for error, wrong in (
+        (IndexError, (source, memory, 1, (2, 6))),
+        (IndexError, (source, memory, 0, (2, 4))),
+        (ValueError, (source[:23], memory, 0, (2, 6))),
+        (ValueError, (memory, memory, 0, (2, 6))),
+    ):
+        with pytest.raises(error):
+            copy(*wrong)

@@ -161,9 +161,9 @@ def test_upgrades_into_a_template(strict: Any, tmp_path: Path) -> None:
     # What was encoded without types is not known to be old.
     assert treepack.serialization.from_state_dict(template, flat)["u"][0].mass.tolist() == [1, 2]
     with pytest.raises(
-        treepack.TreepackError, match="rename= does not support files with nodes of older versions"
+        treepack.TreepackError, match="mapping= does not support files with nodes of older versions"
     ):
-        treepack.load(path, template, rename={"w": "w"})
+        treepack.load(path, template, mapping={"w": "w"})
 
 
 def test_upgrades_of_names_into_a_template() -> None:

@@ -220,7 +220,7 @@ def test_dataclasses_that_describe_arrays_are_leaves() -> None:
             for found in (
                 treepack.loads(data, template, strict=strict),
                 treepack.load(data, template, select="**", strict=strict),
-                treepack.load(state, template, rename={"w": "w"}, strict=strict),
+                treepack.load(state, template, mapping={"w": "w"}, strict=strict),
                 serialization.from_bytes(template, state, strict=strict),
             ):
                 assert type(found["w"]) is np.ndarray

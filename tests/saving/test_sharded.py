@@ -412,7 +412,7 @@ def test_parts_of_it_are_loaded(saved: Path) -> None:
     found, report = treepack.load(
         saved,
         target,
-        rename={"params/w": "weights"},
+        mapping={"weights": "params/w"},
         missing="target",
         cast=True,
         verify=True,
@@ -1609,7 +1609,7 @@ def test_arrays_of_numpy_are_as_those_of_a_file(saved: Path, tmp_path: Path) -> 
     assert not treepack.load(tmp_path / "one", target)["w"].flags.writeable
     assert treepack.load(tmp_path / "one", target, copy=True)["w"].flags.writeable
     target = {"params": {"w": np.zeros_like(W)}}
-    renamed = treepack.load(saved, {"v": np.zeros_like(W)}, rename={"params/w": "v"}, copy=True)
+    renamed = treepack.load(saved, {"v": np.zeros_like(W)}, mapping={"v": "params/w"}, copy=True)
     assert renamed["v"].flags.writeable
     for how in ({"arrays": "numpy"}, {"target": target}):
         with pytest.raises(ValueError, match="must be copied: it lies in several shards"):

@@ -91,9 +91,9 @@ def test_a_save_in_the_background_does_not_see_later_changes(tmp_path: Path) -> 
         done.append(now)
         total.append(most)
 
-    unstack = {"layers": treepack.unstack("layers/*/w")}
+    unstack = {"layers": ("layers.{l}.w", "... -> l ...")}
     saving = treepack.save(
-        path, {"a": array, "layers": layers}, background=True, rename=unstack, progress=tell
+        path, {"a": array, "layers": layers}, background=True, mapping=unstack, progress=tell
     )
     array[:] = layers[:] = 2
     saving.result()
@@ -184,19 +184,13 @@ def test_leaves_can_be_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("whole", "options", "text"),
     [
-        ({"a.b": np.ones(1), "a": {"b": np.ones(1)}}, {}, r"two arrays .* this name .*rename="),
-        ({"a": np.ones(1), "b": np.ones(1)}, {"rename": {"a": "b"}}, "two arrays .* this name"),
+        ({"a.b": np.ones(1), "a": {"b": np.ones(1)}}, {}, r"two arrays .* this name .*mapping="),
+        ({"a": np.ones(1), "b": np.ones(1)}, {"mapping": {"a": "b"}}, "two leaves would"),
         ({"__metadata__": np.ones(1)}, {}, "reserves this name"),
         ({"\ud800": np.ones(1)}, {}, "must be valid Unicode"),
         (np.ones(1), {}, "only arrays with names"),
-        ({"a": np.ones(1)}, {"rename": {"b": "c"}}, r"rename .*: b\b"),
-        ({"a": np.ones(1)}, {"rename": {"b": treepack.transpose("c")}}, "has no array at b"),
-        ({"a": np.ones(())}, {"rename": {"a": treepack.unstack("c/*")}}, "no axis of layers"),
-        (
-            {"a": np.ones(1)},
-            {"rename": {"a": treepack.unstack("c/*", axis=1)}},
-            "from 0 to 0, got 1",
-        ),
+        ({"a": np.ones(1)}, {"mapping": {"b": "c"}}, r"rule 'b': .* matches nothing"),
+        ({"a": np.ones(())}, {"mapping": {"a": ("c/{l}", "... -> l ...")}}, "dimensions"),
         ({"a": np.ones(1)}, {"compress": True}, "compress= does not apply to safetensors"),
         ({"a": np.ones(1)}, {"compress": "numbers"}, "compress= does not apply"),
         ({"a": np.ones(1)}, {"level": 3}, "level= does not apply"),
@@ -244,9 +238,8 @@ def test_sizes_that_mean_nothing(tmp_path: Path, size: Any) -> None:
 
 
 def test_options_of_safetensors_are_for_safetensors(tmp_path: Path) -> None:
-    for options in ({"max_shard_size": 3}, {"rename": {"a": "b"}}):
-        with pytest.raises(ValueError, match=f"^{next(iter(options))}= "):
-            treepack.save(tmp_path / "a", tree(), **options)
+    with pytest.raises(ValueError, match=r"^max_shard_size= "):
+        treepack.save(tmp_path / "a", tree(), max_shard_size=3)
 
 
 def sized(*sizes: int) -> dict[str, np.ndarray]:

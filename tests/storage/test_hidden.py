@@ -117,7 +117,7 @@ def test_files_are_released(tmp_path: Path, form: Callable[[Path], Path]) -> Non
     verbs: list[Callable[[], Any]] = [
         lambda: treepack.load(path, copy=True),
         lambda: treepack.load(path, TREE, copy=True),
-        lambda: treepack.load(path, {"q": TREE["b"]}, rename={"b": "q"}, copy=True),
+        lambda: treepack.load(path, {"q": TREE["b"]}, mapping={"q": "b"}, copy=True),
         lambda: treepack.verify(path),
         lambda: treepack.abstract(path),
         lambda: closed(path),

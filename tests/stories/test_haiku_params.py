@@ -53,7 +53,7 @@ def test_paths_that_are_selected_are_taken_as_they_are(tmp_path: Path) -> None:
         with pytest.raises(treepack.TreepackError, match=message):
             treepack.save(path, params, **options)
     with pytest.raises(treepack.TreepackError, match=message):
-        treepack.load(path, params, rename={"mlp/~/linear_2/w": "w"})
+        treepack.load(path, params, mapping={"w": "mlp/~/linear_2/w"})
 
 
 def test_the_command_line_takes_them_as_they_are(tmp_path: Path) -> None:

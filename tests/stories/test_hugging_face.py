@@ -34,8 +34,7 @@ def test_a_llama_goes_there_and_back(tmp_path: Path) -> None:
 
     model = example["Llama"](example["CONFIG"])
     template = example["template_of"](model)
-    rename = {**example["SOURCES"], **example["NAMES"]}
-    params = treepack.load(tmp_path / "llama", template, rename=rename)
+    params = treepack.load(tmp_path / "llama", template, mapping=example["RULES"])
 
     def stacked(name: str) -> np.ndarray:
         return np.stack([tensors[f"model.layers.{at}.{name}.weight"] for at in range(count)])
@@ -61,9 +60,8 @@ def test_a_llama_goes_there_and_back(tmp_path: Path) -> None:
     logits = jax.jit(model.apply)({"params": params}, jnp.arange(8))
     assert jnp.isfinite(logits).all()
 
-    back = {**example["SOURCES"], **{path: name for name, path in example["NAMES"].items()}}
-    options: dict[str, Any] = {"format": "safetensors", "max_shard_size": "300KB", "rename": back}
-    treepack.save(tmp_path / "back", params, **options)
+    options: dict[str, Any] = {"format": "safetensors", "max_shard_size": "300KB"}
+    treepack.save(tmp_path / "back", params, mapping=example["RULES"], **options)
     again = tensors_in(tmp_path / "back")
     assert again.keys() == tensors.keys()
     for name, tensor in tensors.items():

@@ -27,9 +27,9 @@ def test_renamed_modules(tmp_path: Path) -> None:
     model, report = treepack.load(
         tmp_path / "old.treepack",
         new_model(),
-        rename={
-            "params/encoder/block_*/w": "params/backbone/layer_*/kernel",
-            "params/encoder/block_*/b": "params/backbone/layer_*/b",
+        mapping={
+            "params/backbone/layer_{i}/kernel": "params/encoder/block_{i}/w",
+            "params/backbone/layer_{i}/b": "params/encoder/block_{i}/b",
         },
         missing="target",
         return_report=True,
@@ -48,7 +48,7 @@ def test_what_is_not_in_the_file_is_an_error_by_default(tmp_path: Path) -> None:
         treepack.load(
             tmp_path / "old.treepack",
             new_model(),
-            rename=lambda path: path.replace("encoder/block", "backbone/layer"),
+            mapping=lambda path: path.replace("backbone/layer", "encoder/block"),
         )
 
 
@@ -56,7 +56,7 @@ def test_shapes_do_as_the_part_that_is_loaded(tmp_path: Path) -> None:
     params = pretrained(tmp_path / "old.treepack")
     template = jax.eval_shape(lambda: {"backbone": params["encoder"]})
     model = treepack.load(
-        tmp_path / "old.treepack", template, rename={"params/encoder": "backbone"}
+        tmp_path / "old.treepack", template, mapping={"backbone": "params/encoder"}
     )
     np.testing.assert_array_equal(
         model["backbone"]["block_1"]["w"], params["encoder"]["block_1"]["w"]

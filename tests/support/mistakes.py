@@ -71,20 +71,13 @@ RUNS: list[Row] = [
     ("load('lost')", "lost is a patch of this file, which is missing: put it there,.*: 'gone'", [
         "load('lost', base='base')", "run('convert', 'lost', 'whole', '--base', 'base')",
         "save('gone', TREE)", "load('lost')"]),
-    ("treepack.unstack('w')", r"^unstack needs a pattern with one \*.*, got 'w'", [
-        "treepack.unstack('*/w')"]),
-    ("treepack.stack(3)", r"^stack needs a pattern with one \*.*, got 3", [
-        "treepack.stack('*/w')"]),
-    ("load('model', TREE, rename={'w': treepack.unstack('*/w')})",
-        r"unstack\('\*/w'\) matches nothing.*load stacks arrays, and save splits them", [
-            "save('a.safetensors', TREE['params'], rename={'w': treepack.unstack('*/w')})"]),
     ("load('partial')", r"register_function, called before the save, keeps it$", [
         "treepack.register_function(half)", "save('partial', partial())", "load('partial')"]),
 ]  # fmt: skip
 
 TREES: list[Row] = [
-    ("load('model', {'x': 1}, rename={'parms': 'x'})", r"rename matches.*; is it 'params'\?", [
-        "load('model', {'x': TREE['params']}, rename={'params': 'x'})"]),
+    ("load('model', {'x': 1}, mapping={'x': 'parms'})", r"file has no parms.*; is it 'params'\?", [
+        "load('model', {'x': TREE['params']}, mapping={'x': 'params'})"]),
     ("load('model', TREE, sharding=NamedSharding(mesh, P('tp')))",
         "cannot place an array of shape .*; pass a function of path and shape as sharding=, or", [
             "load('model', TREE, sharding=lambda path, leaf: NamedSharding(mesh, P()))",
@@ -238,9 +231,6 @@ CALLS: list[Row] = [
         "load('pickles', select='mlp~1~0~1lin*/w')"]),
     ("load('pickles', select='mlp/~/**')", r"is it 'mlp~1~0~1\*/\*\*'\?$", [
         "load('pickles', select='mlp~1~0~1*/**')"]),
-    ("load('pickles', {'w': np.ones((1, 2))}, rename={'w': treepack.stack('mlp/~/line*/w')})",
-        r"is it 'mlp~1~0~1line\*/w'\?$", [
-            "load('pickles', select=['mlp~1~0~1line*/w'])"]),
     ("save('x', leaves())", r"keep it open .*until save returns.*numpy\.asarray\(leaf\)", [
         "save_in_block()", "save('x', leaves(is_copied=True))"]),
     ("save('x', dict(leaves()))", r"keep it open while.*numpy\.asarray\(leaf\)", [

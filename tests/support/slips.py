@@ -42,12 +42,12 @@ TEMPLATES: list[Row] = [
         r"in its place\.$", [
         "load('deep', {**TREE, 'params': {'x': TREE['params']}})"]),
     ("load('model', {'param': TREE['params'], 'step': 3})",
-        r"Pass rename=\{'params': 'param'\} to treepack.load if this is its new name", [
-        "load('model', {'param': TREE['params'], 'step': 3}, rename={'params': 'param'})"]),
+        r"Pass mapping=\{'param': 'params'\} to treepack.load if this is its name in the file", [
+        "load('model', {'param': TREE['params'], 'step': 3}, mapping={'param': 'params'})"]),
     ("load('model', {'params': {'ww': TREE['params']['w'], 'bb': TREE['params']['b']}, 'step': 3})",
-        "Pass rename={'params/w': 'params/ww', 'params/b': 'params/bb'} to .* these are their", [
+        "Pass mapping={'params/ww': 'params/w', 'params/bb': 'params/b'} to .* these are their", [
         "load('model', {'params': {'ww': TREE['params']['w'], 'bb': TREE['params']['b']}, "
-        "'step': 3}, rename={'params/w': 'params/ww', 'params/b': 'params/bb'})"]),
+        "'step': 3}, mapping={'params/ww': 'params/w', 'params/bb': 'params/b'})"]),
     ("load('model', {**with_w((9, 9)), 'extra': np.ones(2)})",
         r"Pass missing=\"target\".*\nPass mismatched=\"target\" ", [
         "load('model', {**with_w((9, 9)), 'extra': np.ones(2)}, missing='target', "
@@ -135,17 +135,12 @@ SLIPS: list[Row] = [
         "b'hello'"]),
     ("save('x', TREE, format='msgpack')", r"got 'msgpack': leave it out; the suffix \.msgpack", [
         "save('x', TREE)", "save('x.msgpack', TREE)"]),
-    ("save('x.treepack', TREE['params'], rename={'w': 'v'})", r"files with the suffix \.safeten", [
-        "save('x.safetensors', TREE['params'], rename={'w': 'v'})"]),
-    ("save('x.safetensors', TREE['params'], rename={'w': 'l/*/w'})",
-        r"save splits an array by treepack\.unstack\('l/\*/w'\)$", [
-        "save('x.safetensors', TREE['params'], rename={'w': treepack.unstack('l/*/w')})"]),
-    ("treepack.stack('l/*/w', axis='0')", "axis must be an integer, such as 0, got '0'", [
-        "treepack.stack('l/*/w', axis=0)"]),
-    ("treepack.stack('l/*/w', transpose='yes')", r"transpose must be a tuple of ints, such", [
-        "treepack.stack('l/*/w', transpose=(1, 0))"]),
-    ("treepack.transpose('w', True)", r"axes must be a tuple of ints, such as \(1, 0\), got T", [
-        "treepack.transpose('w')", "treepack.transpose('w', (1, 0))"]),
+    ("save('x.treepack', TREE['params'], max_shard_size=9)", r"files with the suffix \.safeten", [
+        "save('new', TREE['params'], format='safetensors', max_shard_size=9)"]),
+    ("save('x.safetensors', TREE['params'], rename={'w': 'v'})", "unexpected keyword.*'rename'", [
+        "save('x.safetensors', TREE['params'], mapping={'w': 'v'})"]),
+    ("save('x.safetensors', TREE['params'], mapping={'w': 'l.{l}.w'})", "write axes to stack", [
+        "save('x.safetensors', TREE['params'], mapping={'w': ('l.{l}.w', 'a -> l a')})"]),
     ("dumps({}, metadata=np.ones(9999))", "save larger ones as leaves of the tree", [
         "dumps({'a': np.ones(9999)})"]),
     ("treepack.apply_delta(dumps(TREE, base=TREE), packed(TREE))", "with the same described=", [

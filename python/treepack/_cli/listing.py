@@ -78,10 +78,10 @@ def opened(
     max_size: int | None,
     sep: str | None = None,
     base: str | None = None,
-    mapping: str | None = None,
+    mapping: list[str] | None = None,
 ) -> treepack.File:
     """Opens a file of any format."""
-    rules = None if mapping is None else maps.named(mapping)
+    rules = maps.rules_of(mapping) if mapping else None
     with output.bar("decompress") as progress:
         return open_anything(
             source,
@@ -123,7 +123,7 @@ def ls(
     if nan:
         _list_nan(file, path, max_size, as_json=as_json)
         return
-    if path == "." and mapping is None and (run := run_at(file, prefix)) is not None:
+    if path == "." and not mapping and (run := run_at(file, prefix)) is not None:
         runs.show(file, run, as_json=as_json)
         return
     with opened(file, max_size, sep, mapping=mapping) as found:

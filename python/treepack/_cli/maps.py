@@ -10,17 +10,39 @@ from typing import Annotated, Any
 import typer
 
 MAP = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
         "--map",
-        metavar="FILE.py:NAME",
-        help="Read FILE by the treepack.Mapping NAME of a Python file, such as llama.py:llama.",
+        metavar="NEW=OLD[=AXES]",
+        help="Read FILE in another layout: other names, such as new/{i}/kernel=old/{i}/w, or axes, "
+        "such as 'w=layers.{l}.w=o i -> l i o'. May be repeated. Or all rules: FILE.py:NAME, a "
+        "treepack.Mapping in a Python file.",
     ),
 ]
 
 
-def named(given: str) -> Any:
-    """Returns the mapping that `--map` names, or its rules.
+def rules_of(given: list[str]) -> Any:
+    """Returns the mapping that `--map` names, or the rules that it has.
+
+    Raises:
+      ValueError: If an option has another form.
+    """
+    if len(given) == 1 and "=" not in given[0]:
+        return _named(given[0])
+    rules: dict[str, Any] = {}
+    for text in given:
+        tree, _, file = text.partition("=")
+        path, _, axes = file.partition("=")
+        if not (tree and path):
+            raise ValueError(f"--map takes the new and the old path, as new=old, got {text!r}")
+        if tree in rules:
+            raise ValueError(f"--map has {tree!r} twice: leave out one of the rules")
+        rules[tree] = (path, axes) if axes else path
+    return rules
+
+
+def _named(given: str) -> Any:
+    """Returns the mapping, or its rules, of a name in a Python file.
 
     Raises:
       ValueError: If the option has another form, or the Python file lacks the name.

@@ -138,8 +138,8 @@ def _flag(option: re.Match[str]) -> str:
 
 # Options as messages to programs write them.
 _OPTIONS = re.compile(
-    r"\b(align|base|compress|dtype|exclude|level|max_shard_size|max_size|rename|select|separator|"
-    r"stack)(?:=(?:True(?: \(gzip\))?)?(?=[\s:,;.)]|$)|(?=: | matches | requires ))"
+    r"\b(align|base|compress|dtype|exclude|level|mapping|max_shard_size|max_size|select|"
+    r"separator)(?:=(?:True(?: \(gzip\))?)?(?=[\s:,;.)]|$)|(?=: | matches | requires ))"
 )
 
 # The flags that have other names.
@@ -147,6 +147,7 @@ _FLAGS = {
     "compress": "--gzip",
     "compress=": "--gzip, --numbers",
     "exclude": "--skip",
+    "mapping": "--map",
     "max_shard_size": "--max-shard-size",
     "max_size": "--max-size",
     "separator": "--sep",

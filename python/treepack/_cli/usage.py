@@ -19,9 +19,8 @@ _COMMANDS = {
     "compare": "use `treepack diff`",
     "extract": "use `treepack get`",
     "cp": "use `treepack convert`",
-    "rename mv": "use `treepack convert --rename`",
-    "stack": "use `treepack convert --stack`",
-    "transpose": "use `treepack convert --transpose`",
+    "rename mv": "use `treepack convert --map NEW=OLD`",
+    "stack transpose": "use `treepack convert --map NEW=OLD=AXES`",
     "version": "use `treepack -V`",
     "head tail": "use `treepack ls`, or `treepack show FILE PATH` for the values of a leaf",
     "help": "use `treepack --help`, or after a command, such as `treepack ls --help`",
@@ -48,6 +47,7 @@ _OPTIONS = {
         "--exclude --ignore": "use --skip",
         "--include --filter": "use --select",
         "--cast --precision": "use --dtype",
+        "--rename --stack --unstack --transpose": "use --map NEW=OLD=AXES",
         "--force --overwrite -y": "leave it out: files are always replaced",
     },
 }
@@ -59,7 +59,7 @@ def _hint(rows: Mapping[str, str], name: str) -> str:
 
 
 # The options of the form ONE=OTHER.
-_PAIRS = ("--rename", "--stack", "--unstack")
+_PAIRS = ("--map",)
 
 _Usage: Any = typer.BadParameter.__mro__[1]  # typer has click in it, or beside it
 

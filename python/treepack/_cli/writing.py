@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,16 +50,6 @@ SELECT = (
     "Keep only these leaves: a path and everything below it; * matches one part, ** any number of "
     "parts."
 )
-STACK = "Stack the arrays of layers, such as layers/*/w (* is the number), into one at PATH."
-UNSTACK = (
-    "Split the array at PATH into arrays of layers: reverts --stack. PATH may be the name before "
-    "or after --rename."
-)
-TRANSPOSE = (
-    "Swap the axes of the matrix at PATH, or of its layers; above two dimensions, AXES is their "
-    "order, such as conv/kernel=2,3,1,0. PATH may have wildcards, and be the name before or after "
-    "--rename."
-)
 SKIP = Annotated[Texts, _repeated("PATTERN", "Leave out these leaves.")]
 
 
@@ -75,12 +64,6 @@ def convert(
     align: ALIGN = 64,
     dtype: DTYPE = None,
     max_shard_size: Annotated[str | None, typer.Option(metavar="SIZE", help=SHARDS)] = None,
-    rename: Annotated[
-        Texts, _repeated("FROM=TO", "Rename leaves, such as old/*/w=new/*/kernel.")
-    ] = None,
-    stack: Annotated[Texts, _repeated("PATH=PATTERN", STACK)] = None,
-    unstack: Annotated[Texts, _repeated("PATH=PATTERN", UNSTACK)] = None,
-    transpose: Annotated[Texts, _repeated("PATH[=AXES]", TRANSPOSE)] = None,
     mapping: MAP = None,
     base: Annotated[
         str | None,
@@ -105,34 +88,7 @@ def convert(
     """
     with opened(source, max_size, sep, base, mapping) as file:
         copy = Copy.of(file).chosen(select or None, skip or None)
-        copy = copy.rearranged(
-            rename=_pairs("--rename", rename),
-            stack=_pairs("--stack", stack),
-            unstack=_pairs("--unstack", unstack),
-            transpose=dict(map(_turned, transpose or ())),
-        )
         _save(target, copy, gzip, numbers, level, align, dtype, sep, max_shard_size)
-
-
-def _pairs(option: str, given: Texts) -> dict[str, str]:
-    """Parses options of the form `ONE=OTHER`."""
-    pairs: dict[str, str] = {}
-    for text in given or ():
-        one, equals, other = text.partition("=")
-        if not (one and equals and other):
-            raise ValueError(f"{option} takes two paths with = between them, got {text!r}")
-        pairs[one] = other
-    return pairs
-
-
-def _turned(text: str) -> tuple[str, tuple[int, ...] | None]:
-    """Parses an option of the form `PATH` or `PATH=AXES`."""
-    if (match := re.fullmatch(r"(.+)=(\d+(?:,\d+)*)", text)) is None:
-        return text, None
-    axes = tuple(map(int, match[2].split(",")))
-    if sorted(axes) != [*range(len(axes))]:
-        raise ValueError(f"--transpose takes a permutation of all axes, got {text!r}")
-    return match[1], axes
 
 
 def get(

@@ -368,7 +368,6 @@ class Export(_Options):
 
     format: str | None = None
     max_shard_size: int | str | None = None
-    rename: Any = None
     separator: str | None = None
 
     def __post_init__(self) -> None:
@@ -486,7 +485,6 @@ class Selection(_Options):
 
     select: Any = None
     exclude: Any = None
-    rename: Any = None
     mapping: Any = None
     missing: Missing = "error"
     mismatched: Mismatched = "error"
@@ -499,10 +497,6 @@ class Selection(_Options):
         """Raises a ValueError for options that require a target."""
         if target is not None:
             return
-        if self.rename is not None:
-            raise ValueError(
-                "rename= requires a target, whose paths it maps to: pass one as the second argument"
-            )
         for name in ("missing", "mismatched"):
             if getattr(self, name) != "error":
                 raise ValueError(
@@ -569,7 +563,6 @@ class SaveOptions(FileOptions, total=False):
     base: Any
     format: str | None
     max_shard_size: int | str | None
-    rename: Any
     separator: str | None
 
 
@@ -602,7 +595,6 @@ class ChoiceOptions(ReadOptions, total=False):
 
     select: Any
     exclude: Any
-    rename: Any
     mapping: Any
     missing: Missing
     mismatched: Mismatched

@@ -56,7 +56,7 @@ def _selected(case: Case, path: str, _: str) -> Any:
 
 def _renamed(case: Case, path: str, _: str) -> Any:
     old = case.paths[0]
-    return treepack.load(path, {"v": np.ones(3)}, rename={old: "v"}, max_size=case.max_size)
+    return treepack.load(path, {"v": np.ones(3)}, mapping={"v": old}, max_size=case.max_size)
 
 
 def look(case: Case, path: str, _: str, *, salvage: bool = False, source: Any = None) -> None:

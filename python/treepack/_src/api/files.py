@@ -43,7 +43,6 @@ from treepack._src.restore.report import Report
 from treepack._src.saving.background import Saving, run, wait_for
 from treepack._src.saving.copying import Copy
 from treepack._src.saving.directory import interrupted
-from treepack._src.saving.layers import renamed
 from treepack._src.saving.layout import base_of, file_layout, state_layout
 from treepack._src.saving.mapped import mapped_leaves
 from treepack._src.saving.sharded import ShardedWrite, is_distributed
@@ -138,9 +137,8 @@ def save(
         `load(static=...)` supplies it again. Other data that cannot be stored, including the data
         of callables, are an error. `"skip"` leaves these out, too, except arrays, also of other
         libraries. `"error"` leaves out nothing.
-      mapping: A `Mapping` of the file's layout to that of the tree, or its rules: the tree is saved
-        in the layout of the file, each tensor made when it is written. Keys of the file are divided
-        at dots.
+      mapping: The layout of the file, as for `load`: the tree is saved in it, each tensor made when
+        it is written. Keys of the file are divided at dots.
       select: The leaves to save, such as `"**/lora_*"`, in the form that `select` of `load` takes.
         Containers that lose children become dicts. `load(path, target, missing="target")` takes the
         other leaves from a target.
@@ -156,9 +154,6 @@ def save(
         earlier save there are removed after it.
       max_shard_size: The maximum size of each of these files, in bytes or as a text such as
         `"500MB"`, in powers of 1000; by default `"5GB"`. A larger array has a file of its own.
-      rename: For safetensors: maps paths in the tree to paths in the file, as `rename` of `load`
-        maps paths of the file. A path in the tree may also map to `unstack(...)` or
-        `transpose(...)` of paths in the file.
       separator: For safetensors and npz: the text between the keys of a path in a name. `None` is a
         dot; for an open npz that is saved as npz, the text there.
       compress: `True` compresses with gzip. `None` does so if the file name ends with `.gz`, except
@@ -186,7 +181,7 @@ def save(
       UnserializableLeafError: A TypeError with the path, if a leaf, a key or static data cannot be
         stored.
       ValueError: If a dict has two keys that are equal as strings, or a reserved key; if `select`
-        or `rename` matches nothing; if `path` has the suffix of another format; or if two arrays
+        or `mapping` matches nothing; if `path` has the suffix of another format; or if two arrays
         would have the same name in safetensors.
       TypeError: If metadata cannot be stored.
       TreepackError: A ValueError, if another process fails, if processes that save together save
@@ -319,7 +314,6 @@ def _export(
 ) -> Write:
     """Returns a function that writes leaves in a format of another library."""
     writing = Writing.of({**options, "compress": False})
-    leaves = renamed(leaves, export.rename, snapshot=snapshot)
     return format.write(place, leaves, metadata, writing, export, snapshot=snapshot)
 
 
@@ -440,15 +434,12 @@ def load(
         containers other than dicts become dicts with strings as keys. A pattern is an error if
         neither the file nor the target has a match.
       exclude: The leaves not to load, in the form of `select`. With a target, they stay unchanged.
-      rename: Maps paths in the file to paths in the target, such as `{"old/*/w": "new/*/kernel"}`:
-        a dict of paths, with wildcards as in `select` or as tuples, of which the first match counts
-        (one without a match is a warning, all without are an error); or a function of paths. With
-        `stack` and `transpose`, a path in the target comes first, as in
-        `{"*/kernel": transpose("*/w")}`. `select` and errors use the new paths.
-      mapping: A `Mapping`, or its rules by paths of the tree, by which the file is loaded as a tree
-        of another layout: `{"head/kernel": ("lm_head.weight", "v m -> m v")}`. All other options
-        mean this tree. Tensors without a rule are ignored, unless `unexpected="error"`. Without a
-        target, containers are dicts, and arrays NumPy's.
+      mapping: The layout of the file, where it differs from that of the tree: a `Mapping`; or a
+        dict of its rules, tree: file, such as `{"params/backbone": "params/encoder"}` for other
+        names, or `{"head/kernel": ("lm_head.weight", "v m -> m v")}`; or a function of paths of the
+        target that returns the path in the file. All other options mean the tree. A leaf whose
+        rule finds nothing in the file is missing. Tensors without a rule are ignored, unless
+        `unexpected="error"`. Without a target, containers are dicts, and arrays NumPy's.
       missing: Whether leaves of the target that the file lacks are an error, or stay unchanged
         (`"target"`). `None` in the file, as of `equinox.filter`, and empty nodes, as of
         `optax.masked`, count as missing. An error if they are `ShapeDtypeStruct`s; a warning if
@@ -520,7 +511,7 @@ def load(
       DecodeError: A ValueError with the byte offset, if the file has another format; the message
         names the format if it is known.
       NewerVersionError: A DecodeError, if a newer version of treepack wrote the file.
-      ValueError: If `select` or `rename` matches nothing.
+      ValueError: If `select` or `mapping` matches nothing.
       MismatchError: A ValueError that lists all differences, if the file does not match the target.
       BaseMismatchError: A ValueError. If the file was saved with another `base=`, or the base
         beside it cannot be used. A missing base is a FileNotFoundError, an OSError.

@@ -86,10 +86,6 @@ class BoxedArray(LazyArray):
         """Yields nothing: `_read` fetches the ranges of a box."""
         return iter(())
 
-    def ahead(self, index: Sequence[slice]) -> Iterator[tuple[Blocks, Range]]:
-        """Yields the ranges of remote files that reading a box needs, for boxes read together."""
-        return iter(())
-
     def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
         self.compare()
         return Computed(self.shape, self.dtype, self.flat_range)._deferred()

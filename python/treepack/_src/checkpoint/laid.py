@@ -12,11 +12,13 @@ from treepack._src.options import Tell
 _CHUNK_BYTES = 2**30
 
 
-def layout_of(tree: Any, metadata: Any, *, hollow: bool = False) -> core.Layout:
+def layout_of(
+    tree: Any, metadata: Any, *, hollow: bool = False, state_dict: bool = True
+) -> core.Layout:
     """Lays out a tree of arrays that are read where they lie; `hollow` is an option of `walk`."""
     return core.walk(
         tree,
-        state_dict=True,
+        state_dict=state_dict,
         align=1,
         max_chunk_size=_CHUNK_BYTES,
         structure=True,

@@ -1,14 +1,11 @@
-"""Loads parts of files into trees, with `select=`, `rename=` and so on."""
+"""Loads parts of files into trees, with `select=`, `mapping=` and so on."""
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
-
-import numpy as np
 
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
@@ -18,16 +15,15 @@ from treepack._src.checkpoint.mapped import MappedReader, faulty, mapped
 from treepack._src.checkpoint.placement import converter
 from treepack._src.checkpoint.reader import Place, StayLazy
 from treepack._src.checkpoint.replicas import Together
-from treepack._src.checkpoint.select import Renaming, Selector, compiled, meant_of, similar, twice
-from treepack._src.checkpoint.sources import Source, SourceArray, array_of, arrays_of, split
+from treepack._src.checkpoint.select import Selector, compiled, similar
 from treepack._src.interop import jax as _jax
 from treepack._src.options import Buffer, Reading, Selection, Status, progress_bar
 from treepack._src.paths import Room, Trail
 from treepack._src.printable import printable, warn
 from treepack._src.pytree.kinds import kind_of
-from treepack._src.pytree.state_dict import leaf_paths, leaves_of, state_leaves
+from treepack._src.pytree.state_dict import leaf_paths, leaves_of
 from treepack._src.registry.code import check_is_tree
-from treepack._src.restore.compare import signature
+from treepack._src.restore.compare import NOTHING, signature
 from treepack._src.restore.record import assembled, catalog_of, take
 from treepack._src.restore.report import ABSENT, Coverage
 from treepack._src.restore.template import (
@@ -40,6 +36,8 @@ from treepack.errors import (
     CorruptionError,
     DecodeError,
     HoleError,
+    Mismatch,
+    MismatchError,
     NewerVersionError,
     TreepackError,
     UnsummedError,
@@ -53,11 +51,17 @@ def load_part(
     reading.check(target)
     check_is_tree(target)
     selection.check(target)
-    if selection.mapping is not None:
-        place = Place(mapped(place, selection.mapping, target), 0, [])
-    separator = place.reader.separator
-    if separator and selection.rename is None and _is_flat(target, separator):
-        selection = dataclasses.replace(selection, rename=_by_name(target, separator))
+    separator, mapping = place.reader.separator, selection.mapping
+    if separator and mapping is None and _is_flat(target, separator):
+        mapping = _by_name(separator)
+    if mapping is not None:
+        record = place.catalog.record
+        if record is not None and core.has_older_types(record):
+            raise TreepackError(  # upgrades may change names
+                "mapping= does not support files with nodes of older versions: load the file "
+                "without mapping=, and save it again"
+            )
+        place = Place(mapped(place, mapping, target), 0, [])
     if selection.on_corrupt == "skip":
         place = place._replace(reader=place.reader.salvaging())
     choice = _choose(place, target, selection, reading)
@@ -73,8 +77,17 @@ def load_part(
             selection.unexpected
         ],
         notes=selection.return_report or keeps,
-        renames=choice.renamed is not None or place.reader.is_mapped,
     )
+    if isinstance(place.reader, MappedReader):
+        unused = place.reader.unexpected()
+        if unused and selection.unexpected == "error":
+            raise MismatchError(
+                "no rule of the mapping takes these leaves of the file, and others are in their "
+                f"place: {listed(unused)} left",
+                [Mismatch(path, NOTHING, "a leaf") for path in unused],
+            )
+        partial.unused(unused)
+        partial.lacks, partial.names = place.reader.lacks(), place.reader.plan.same
     partial.skipped.update(choice.corrupt, choice.mismatched)
     convert = converter(reading, may_change=place.reader.may_change, group=group)
     if convert is not None and selection.return_report:
@@ -105,16 +118,18 @@ def _fitting(reader: MappedReader, selector: Selector, selection: Selection) -> 
     """Returns the selection without leaves that a mapping leaves out.
 
     Raises:
-      TreepackError: If the mapping cannot make selected leaves.
+      TreepackError: If the mapping cannot make selected leaves, or, with `missing="target"`, makes
+        none of the target.
     """
+    plan = reader.plan
     lacks = selection.missing == "error"
-    faults = [
-        fault
-        for fault in reader.plan.faults
-        if selector.means(fault.path) and (lacks or not fault.is_missing)
-    ]
-    if faults:
+    faults = [it for it in plan.faults if selector.means(it.path) and (lacks or not it.is_missing)]
+    if not all(fault.is_missing for fault in faults):
         raise faulty(faults)
+    if selection.missing == "target":  # otherwise the leaves are a mismatch
+        if reason := reader.unmatched():
+            raise TreepackError(reason)
+        _check_reached(plan.ruled, reader.there or {})
     left = reader.left_out()
     return selector.without(Selector(left.__contains__)) if left else selector
 
@@ -124,30 +139,28 @@ def _is_flat(target: Any, separator: str) -> bool:
     return type(target) is dict and any(separator in key for key in target if type(key) is str)
 
 
-def _by_name(target: Any, separator: str) -> Callable[[str], str]:
-    """Returns a function of paths that leads to the leaves of a target with the same names."""
-    names = {separator.join(parts): _paths.text(parts) for parts, _ in leaves_of(target, ())}
+def _by_name(separator: str) -> Callable[[str], str]:
+    """Returns a mapping of the paths of a target to those of a file with the same names."""
 
-    def renamed(path: str) -> str:
-        return names.get(separator.join(_paths.parts(path)), path)
+    def path_of(path: str) -> str:
+        return _paths.text(separator.join(_paths.parts(path)).split(separator))
 
-    return renamed
+    return path_of
 
 
-def _check_reached(renamed: Mapping[str, str], targets: Collection[str]) -> None:
-    """Checks that the target has one of the new paths.
+def _check_reached(new: Sequence[str], targets: Collection[str]) -> None:
+    """Checks that the target has one of the paths that rules make.
 
     Raises:
       TreepackError: If it lacks all.
     """
-    new = [path for old, path in renamed.items() if path != old]
     ordered, here = sorted(targets), sorted(new)
     is_reached = any(_paths.has(ordered, path) for path in new)
     # Below a leaf of the target, it may be a node that only Python can restore.
     if new and not is_reached and not any(_paths.has(here, target) for target in targets):
         raise TreepackError(
-            f"rename= maps no leaf of the file to one of the target: {printable(new[0])} is not in "
-            f"it{similar(new[0], targets)}"
+            f"mapping= makes no leaf of the target: {printable(new[0])} is not in it"
+            f"{similar(new[0], targets)}"
         )
 
 
@@ -157,34 +170,25 @@ def _restored(
     """Returns the target with chosen leaves from a file."""
     catalog = place.catalog
     whole = catalog.record
-    if choice.renamed is not None:
-        if whole is not None and core.has_older_types(whole):
-            raise TreepackError(  # upgrades may change names
-                "rename= does not support files with nodes of older versions: load the file "
-                "without rename=, and save it again"
-            )
-        record = None
-        state = _renamed_state(place, choice, reading, _stay_lazy(target, reading))
-    else:
-        stays = _stay_lazy(target, reading)
-        if not needs_state(target, whole, reading):
-            given = place.reader.lazily(place, reading, choice.marks, stays)
-            if given is not None:
-                with place.reader.fetching(place.value, choice.marks):
-                    return restore_selected(
-                        target,
-                        catalog,
-                        place.value,
-                        reading,
-                        marks=choice.marks,
-                        given=given,
-                        partial=partial,
-                        convert=convert,
-                    )
-        record = None
-        if whole is not None and not place.reader.is_mapped:
-            record = whole, place.positions()
-        state = place.reader.read(place, reading, choice.marks, stays)
+    stays = _stay_lazy(target, reading)
+    if not needs_state(target, whole, reading):
+        given = place.reader.lazily(place, reading, choice.marks, stays)
+        if given is not None:
+            with place.reader.fetching(place.value, choice.marks):
+                return restore_selected(
+                    target,
+                    catalog,
+                    place.value,
+                    reading,
+                    marks=choice.marks,
+                    given=given,
+                    partial=partial,
+                    convert=convert,
+                )
+    record = None
+    if whole is not None and not place.reader.is_mapped:
+        record = whole, place.positions()
+    state = place.reader.read(place, reading, choice.marks, stays)
     return restore_tree(
         target,
         place.reader.fitted(state, target),
@@ -203,18 +207,14 @@ class _Choice(NamedTuple):
     Attributes:
       selector: The compiled `select=`.
       marks: The leaves and empty containers to load; `None` for all.
-      renamed: The new paths of all leaves and empty containers, if `rename=` is given.
-      arrays: Arrays assembled from others, by their new paths.
-      corrupt: The new paths of damaged leaves that are left out.
-      unverified: The new paths of leaves of a damaged file that have no checksums.
-      mismatched: The new paths of arrays that are left out for their shape.
+      corrupt: The paths of damaged leaves that are left out.
+      unverified: The paths of leaves of a damaged file that have no checksums.
+      mismatched: The paths of arrays that are left out for their shape.
       is_cut: Whether further leaves may be missing because of damage.
     """
 
     selector: Selector
     marks: core.Marks | None
-    renamed: dict[str, str] | None
-    arrays: dict[str, SourceArray]
     corrupt: list[str]
     unverified: list[str]
     is_cut: bool
@@ -224,24 +224,12 @@ class _Choice(NamedTuple):
 def _choose(place: Place, target: Any, selection: Selection, reading: Reading) -> _Choice:
     catalog = place.catalog
     selector = Selector(selection.select)
-    renamed, arrays = (None, {}) if selection.rename is None else _renamed(place, target, selection)
-    names = [] if renamed is None else [*dict.fromkeys(renamed.values())]
-
-    def mark() -> tuple[core.Marks | None, list[int]]:
-        if renamed is None:
-            marks = selector.mark(catalog, place.value)
-            return marks, [] if marks is None else marks.unmatched
-        names_read = {path: new for path, new in renamed.items() if new not in arrays}
-        marks = _mark_renamed(catalog, place.value, names_read, selector)
-        return marks, selector.unmatched(names)
-
-    marks, unmatched = mark()
-    if unmatched or selection.exclude is not None:
-        ends = Room().all(catalog.ends(place.value)) if renamed is None else ()
-        there = [*(dict(ends) if renamed is None else names)]
+    marks = selector.mark(catalog, place.value)
+    if selection.exclude is not None or (marks is not None and marks.unmatched):
+        there = [*dict(Room().all(catalog.ends(place.value)))]
         ours = [] if target is None else [*leaf_paths(target, _paths.ROOT)]
         selector = compiled(selection.select, "file", there, selection.exclude, ours)
-        marks, _ = mark()
+        marks = selector.mark(catalog, place.value)
     if target is None and marks is not None and not marks.values:
         warn("select= and exclude= leave out every leaf of the file")
     if type(target) is dict and selection.missing == "error" and selection.unexpected is None:
@@ -249,19 +237,13 @@ def _choose(place: Place, target: Any, selection: Selection, reading: Reading) -
     corrupt: dict[int, str] = {}
     unverified: dict[int, str] = {}
     if selection.verifies:
-        verified = marks
-        if renamed is not None and marks is not None:
-            ends = catalog.ends(place.value)
-            ends = ((renamed[path], value) for path, value in ends if path in renamed)
-            taken = {value for new, value in ends if new in arrays and selector.means(new)}
-            verified = catalog.mark({*marks.values, *taken})
-        corrupt, unverified = _corrupt(place, verified, renamed, selection, reading)
+        corrupt, unverified = _corrupt(place, marks, selection, reading)
     if corrupt:
         values = range(catalog.values) if marks is None else marks.values
         marks = catalog.mark(set(values) - corrupt.keys())
     is_cut = selection.on_corrupt == "skip" and place.reader.is_cut
     bad, lost = ([*dict.fromkeys(paths.values())] for paths in (corrupt, unverified))
-    return _Choice(selector, marks, renamed, arrays, bad, lost, is_cut)
+    return _Choice(selector, marks, bad, lost, is_cut)
 
 
 def _check_begins(patterns: Sequence[str], target: dict[Any, Any]) -> None:
@@ -278,50 +260,6 @@ def _check_begins(patterns: Sequence[str], target: dict[Any, Any]) -> None:
             f"found {printable(', '.join(keys)) or 'an empty dict'}: pass a target with the whole "
             f"path, such as {{{begins[0]!r:.100}: ...}}"
         )
-
-
-def _renamed(
-    place: Place, target: Any, selection: Selection
-) -> tuple[dict[str, str], dict[str, SourceArray]]:
-    """Returns the new paths of leaves and empty containers, and the assembled arrays."""
-    names, sources = split(selection.rename)
-    ends = dict(Room().all(place.catalog.ends(place.value)))
-    paths = list(ends)
-    targets = dict.fromkeys(leaf_paths(target, _paths.ROOT))
-    renaming = Renaming(names, paths, targets)
-    arrays, taken = arrays_of(sources, place, ends, targets)
-    renamed = {path: renaming(path) for path in paths}
-    renaming.check(renamed, "file")
-    for path in taken:  # the template may have a leaf twice, as tied embeddings
-        new = renamed.pop(path)
-        if new in targets and new not in arrays:
-            arrays[new] = array_of(Source(path), place, [path])
-    # An empty container is left out where leaves move to its place.
-    empty = {path for path in renamed if place.catalog.children(ends[path]) is not None}
-    full = sorted([*arrays, *(new for path, new in renamed.items() if path not in empty)])
-    for path in empty:
-        if _paths.has(full, renamed[path]):
-            del renamed[path]
-    if len({*renamed.values(), *arrays}) < len(renamed) + len(arrays):
-        pairs = (*renamed.items(), *((str(array.source), new) for new, array in arrays.items()))
-        raise TreepackError(
-            "rename= maps two leaves to the same path: choose other names, with the wildcards of "
-            f"the pattern where they differ; it maps {twice(pairs)}"
-        )
-    # Without `missing="target"` the other leaves are a mismatch.
-    if selection.missing == "target":
-        _check_reached(renamed, targets)
-    return renamed | taken, arrays
-
-
-def _mark_renamed(
-    catalog: core.Catalog, start: int, renamed: Mapping[str, str], selector: Selector
-) -> core.Marks:
-    """Marks the selected leaves by their new paths; see `Catalog.select` for empty containers."""
-    # The last leaf with a path counts, as in a dict.
-    ends = {renamed[path]: value for path, value in catalog.ends(start) if path in renamed}
-    are_leaves = {path: catalog.children(value) is None for path, value in ends.items()}
-    return catalog.mark({ends[path] for path in meant_of(are_leaves, selector)})
 
 
 def _stay_lazy(target: Any, reading: Reading) -> StayLazy:
@@ -378,8 +316,7 @@ def _without_unfit(place: Place, target: Any, choice: _Choice, selection: Select
         marked.add(value)
         children = catalog.children(value)
         kind = catalog.leaf(value)[1] if children is None else ("",)
-        new = (choice.renamed or {}).get(path, path)
-        parts = tuple(_paths.parts(new))
+        parts = tuple(_paths.parts(path))
         if keeps and kind[0] == "none" and leaves.get(parts, ABSENT) is not None:
             marked.remove(value)
         if keeps and children is not None and signature(leaves.get(parts)) is not None:
@@ -388,7 +325,7 @@ def _without_unfit(place: Place, target: Any, choice: _Choice, selection: Select
             continue
         ours = signature(leaves.get(parts)) if selection.mismatched == "target" else None
         if ours is not None and ours.shape != tuple(kind[2]):
-            mismatched.append(new)
+            mismatched.append(path)
             marked.remove(value)
         elif kind[1] in lacking:
             above = (parts[:count] for count in range(len(parts) + 1))
@@ -408,14 +345,13 @@ def unsummed(remedy: str) -> UnsummedError:
 def _corrupt(
     place: Place,
     marks: core.Marks | None,
-    renamed: Mapping[str, str] | None,
     selection: Selection,
     reading: Reading,
 ) -> tuple[dict[int, str], dict[int, str]]:
     """Compares leaves with their checksums.
 
     Returns:
-      The leaves to leave out, and the others without checksums, with their new paths.
+      The leaves to leave out, and the others without checksums, with their paths.
 
     Raises:
       CorruptionError: If leaves are damaged and must not be left out.
@@ -439,8 +375,7 @@ def _corrupt(
     room = Room()
     for value, status in statuses.items():
         if status != "ok" and value in inside and (marks is None or value in marks):
-            path = room.text(catalog.path_of(value, place.value))
-            by_status[status][value] = path if renamed is None else renamed[path]
+            by_status[status][value] = room.text(catalog.path_of(value, place.value))
     bad, unverified = by_status["corrupt"] | by_status["unreadable"], by_status["unchecked"]
     # Of files that never had checksums, only `verify=` leaves them out.
     is_lost = damage is None or place.reader.is_summed or selection.verify
@@ -467,7 +402,7 @@ def _corrupt(
     for values in place.reader.lists_of(bad):
         first = max(values.start, place.value)
         path = room.text(catalog.path_of(first, place.value))
-        bad |= dict.fromkeys(values, path if renamed is None else renamed.get(path, path))
+        bad |= dict.fromkeys(values, path)
     return bad, {}
 
 
@@ -510,53 +445,6 @@ def _part(
         if selection.select is None and selection.exclude is None:
             raise
     return built(dataclasses.replace(reading, unknown="dict"))
-
-
-def _renamed_state(place: Place, choice: _Choice, reading: Reading, stays: StayLazy) -> Any:
-    """Reads the state of a tree under new paths."""
-    renamed, marks, arrays = choice.renamed or {}, choice.marks, choice.arrays
-
-    def goes(parts: Sequence[str]) -> bool:
-        return stays(_paths.parts(renamed[_paths.text(parts)]))
-
-    state: Any = {}
-    root: list[Any] = []
-    ordered = sorted(renamed)
-    saved = place.reader.read(place, reading, marks, goes)
-    for trail, leaf in state_leaves(saved, Trail(), ends=True):
-        path = str(trail)
-        if leaf is ABSENT:  # a leaf or container that is not loaded
-            continue
-        new = renamed.get(path)
-        if new is None:  # a list is renamed as a whole
-            new = _list_path(path, renamed, ordered)
-        if new == _paths.ROOT:
-            root.append(leaf)
-        else:
-            _paths.put(state, _paths.parts(new), leaf)
-    for new, array in arrays.items():
-        if choice.selector.means(new) and new not in choice.corrupt:
-            parts = _paths.parts(new)
-            is_placed = stays(parts) or (reading.everywhere and reading.arrays != "numpy")
-            is_lazy = is_placed or reading.casts
-            _paths.put(state, parts, array if is_lazy else np.asarray(array))
-    if root and state:
-        raise TreepackError(
-            f"rename= maps a leaf to the root {_paths.ROOT}, which has other leaves"
-        )
-    return root[0] if root else state
-
-
-def _list_path(path: str, renamed: Mapping[str, str], ordered: Sequence[str]) -> str:
-    """Derives the new path of a list from its leaves; `ordered` has the old paths, sorted."""
-    below = f"{path}/"
-    at = bisect.bisect_left(ordered, below)
-    while at < len(ordered) and ordered[at].startswith(below):
-        old, new = ordered[at], renamed[ordered[at]]
-        if new.endswith(old[len(path) :]):
-            return new[: len(new) - len(old) + len(path)]
-        at += 1
-    raise TreepackError(f"rename= splits the list at {path}: its leaves must stay in one list")
 
 
 def restore_described(

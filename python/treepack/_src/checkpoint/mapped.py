@@ -33,13 +33,14 @@ from treepack._src.checkpoint.reader import (
 )
 from treepack._src.checkpoint.select import similar
 from treepack._src.mapping.leaves import Leaf, outline
+from treepack._src.mapping.patterns import Names, Pattern
 from treepack._src.mapping.plan import Fault, Made, Plan, Planner
 from treepack._src.mapping.rules import Rule, rule_of, sizes_of
 from treepack._src.options import Reading, Status, Tell, no_choice
-from treepack._src.printable import printable
+from treepack._src.printable import printable, shortened, warn
 from treepack._src.storage.content import Openable, Opened
 from treepack._src.storage.deferred import Computed
-from treepack._src.storage.fetch import Blocks, Range
+from treepack._src.storage.fetch import Blocks, Range, fetching
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import resolved
 from treepack.errors import NewerVersionError, TreepackError
@@ -66,6 +67,7 @@ class Mapping:
     | `{l:0..12}`, `{l:0..24:2}`, `{l:1..}` | the numbers of an index, without the end |
     | `"mlp": (("gate", "up"), "f m -> n f m", {"along": "n"})` | several as one |
     | `"params/backbone": "params/encoder"` | other names for all leaves below |
+    | `"new/{i}/kernel": "old/{i}/w"` | an index of both sides alone is any name |
 
     Without a range, numbers are 0, 1, … without a gap. `1` is a unit axis, `...` all other ones.
 
@@ -174,17 +176,15 @@ class Mapping:
         """Applies the rules; see `Planner`.
 
         Raises:
-          TreepackError: If there are rules, and none has a match.
+          TreepackError: If there are rules, none has a match, and no leaf lacks for that.
         """
         rules = self._rules
         if self._function is not None:
             rules = self._called(here if self._is_inverse else there)
         plan = Planner(rules, self._sizes, here, there).plan(self.rest)
-        if plan.unused and len(plan.unused) == len(rules) and here:
-            rule = plan.unused[0]
-            near = similar(rule.here.patterns[0].text.replace(".", "/"), here)
-            where = "file" if rule.here.is_file else "tree"
-            raise TreepackError(f"{rule.text} matches nothing in the {where}{near}")
+        is_unused = plan.unused and len(plan.unused) == len(rules)
+        if is_unused and here and not any(fault.is_missing for fault in plan.faults):
+            raise TreepackError(_unmatched(plan.unused[0], here, there))
         return plan
 
     def _called(self, paths: Iterable[str] | None) -> tuple[Rule, ...]:
@@ -204,11 +204,49 @@ class Mapping:
         return tuple(rules)
 
 
+def _unmatched(rule: Rule, here: Iterable[str], there: Iterable[str] | None) -> str:
+    """Describes a rule without a match."""
+    where = "file" if rule.here.is_file else "tree"
+    return f"{rule.text} matches nothing in the {where}{_near(rule, here, there)}"
+
+
+def _near(rule: Rule, here: Iterable[str], there: Iterable[str] | None) -> str:
+    """Returns a hint at a rule without a match."""
+    [ours, *_], [theirs, *_] = rule.here.patterns, rule.there.patterns
+
+    def fits(pattern: Pattern, paths: Iterable[str]) -> bool:
+        return any(True for _ in pattern.matches(Names(paths), above=True))
+
+    if "*" in ours.text:
+        return "; write indices in place of *, as in {'new/{i}/kernel': 'old/{i}/w'}"
+    if rule.here.is_file and fits(theirs, here) and fits(ours, there or ()):
+        return f"; keys are paths of the tree: is it {{{ours.text!r}: {theirs.text!r}}}?"
+    return similar(ours.text.replace(".", "/"), here)
+
+
 def faulty(faults: Sequence[Fault]) -> TreepackError:
     """Returns the error that lists all faults of a mapping."""
     lines = "".join(f"\n  {printable(str(fault))}" for fault in faults)
     leaves = "1 leaf" if len(faults) == 1 else f"{len(faults)} leaves"
     return TreepackError(f"the mapping does not fit {leaves}:{lines}")
+
+
+def check_apart(hidden: Sequence[str], there: str) -> None:
+    """Checks that no leaf is lost because another one has its path.
+
+    Args:
+      hidden: The leaves without a rule whose paths other leaves have there.
+      there: The side of these paths.
+
+    Raises:
+      TreepackError: If there are such leaves.
+    """
+    if hidden:
+        raise TreepackError(
+            f"two leaves would have one path in the {there}: a rule gives the path of "
+            f"{shortened(map(printable, hidden), len(hidden))} to another leaf: add a rule for it, "
+            "or leave out all leaves without rules with treepack.Mapping(rules, rest='skip')"
+        )
 
 
 class MappedArray(BoxedArray):
@@ -296,6 +334,11 @@ class MappedReader(Reader):
         self.plan = mapping.plan(here, self.there)
         if inner.salvages and inner.damage is not None:
             self.plan.faults.clear()  # leaves are lost with their tensors
+        if there is None:  # with a template, such leaves are unexpected, or missing
+            check_apart(self.unexpected(), "tree")
+            if unused := self.plan.unused if not inner.salvages else []:
+                rules = (printable(rule.text) for rule in unused)
+                warn(f"the file has no leaf for {shortened(rules, len(unused))}")
         self.outcome: dict[str, Made | str] = {**self.plan.same, **self.plan.made}
         tree: dict[str, Any] = {}
         for path, made in [*self.outcome.items()]:
@@ -306,13 +349,37 @@ class MappedReader(Reader):
                 tree = leaf
             else:
                 _paths.put(tree, _paths.parts(path), leaf)
-        content = core.Content.laid(layout_of(tree, None), [])
+        if there is not None:  # its nodes may need lists
+            self._join_lists(tree)
+        content = core.Content.laid(layout_of(tree, None, state_dict=False), [])
         opened = Opened(content, nbytes=inner.nbytes)
         super().__init__(inner.given, opened, salvage=False)
         self.given, self.may_change = inner.given, inner.may_change
         self.inflated, self.is_patch = inner.inflated, inner.is_patch
         self.is_local, self.salvages = inner.is_local, inner.salvages
         self.format = inner.format
+
+    def _join_lists(self, tree: dict[str, Any]) -> None:
+        """Makes lists of the dicts that are whole lists in the file."""
+        catalog = self._place.catalog
+
+        @functools.cache
+        def is_list(path: str) -> bool:
+            value = catalog.find(_paths.parts(path), self._place.value)
+            return value is not None and catalog.is_list(value)
+
+        lists = set()
+        for new, old in self.plan.same.items():
+            while "/" in new and "/" in old:
+                (new, _, name), (old, _, ours) = new.rpartition("/"), old.rpartition("/")
+                if name != ours:
+                    break
+                if is_list(old):
+                    lists.add(tuple(_paths.parts(new)))
+        for *above, name in sorted(lists, key=len, reverse=True):
+            node = functools.reduce(dict.__getitem__, above, tree)
+            if {*node[name]} == {str(number) for number in range(len(node[name]))}:
+                node[name] = [node[name][str(number)] for number in range(len(node[name]))]
 
     def _leaf_of(self, value: int) -> Leaf:
         """Returns the shape and dtype of a leaf in the file."""
@@ -404,7 +471,15 @@ class MappedReader(Reader):
                 loaded[tie] = saved.__array__(copy=reading.copy)
             return loaded[tie]
 
-        return place.state(leaf, marks)
+        def ahead() -> Iterator[tuple[Blocks, Range]]:
+            for value in self.catalog.leaf_values(place.value):
+                parts = _paths.parts(self.catalog.path_of(value, 0))
+                saved = self.leaf(value, parts) if marks is None or value in marks else None
+                if isinstance(saved, LazyArray) and not waits(parts[len(place.parts) :]):
+                    yield from saved.ahead([slice(None)] * len(saved.shape))
+
+        with contextlib.nullcontext() if self.is_local else fetching(ahead()):
+            return place.state(leaf, marks)
 
     def _sources_of(self, value: int) -> list[int]:
         """Returns the values in the file that a leaf is made of."""
@@ -435,6 +510,11 @@ class MappedReader(Reader):
         return [value for value in values if not inner.isdisjoint(self._sources_of(value))]
 
     @property
+    def original(self) -> Reader:
+        """The reader of the file in its own layout."""
+        return self._place.reader
+
+    @property
     def damage(self) -> str | None:
         """A description of the damage outside of leaves; see `Reader.damage`."""
         return self._place.reader.damage
@@ -460,6 +540,26 @@ class MappedReader(Reader):
             return self
         place = self._place._replace(reader=self._place.reader.salvaging())
         return type(self)(place, self._mapping, self.there)
+
+    def lacks(self) -> dict[str, str]:
+        """Returns the reasons why leaves of the template are not made, by their paths."""
+        missing = [fault for fault in self.plan.faults if fault.is_missing]
+        lacks = {fault.path: fault.text for fault in missing}
+        for rule in self.plan.unused[:1] if missing else ():
+            near = _near(rule, self._values, self.there)
+            lacks |= {it.path: it.text + near for it in missing if it.text.endswith(rule.text)}
+        return lacks
+
+    def unmatched(self) -> str:
+        """Describes the first rule without a match, if no rule has one."""
+        if self.plan.ruled or not self.plan.unused:
+            return ""
+        return _unmatched(self.plan.unused[0], self._values, self.there)
+
+    def unexpected(self) -> list[str]:
+        """Returns the leaves of the file that no rule takes, and in whose place is another."""
+        children = self._place.catalog.children
+        return [path for path in self.plan.hidden if children(self._values[path]) is None]
 
     def left_out(self) -> set[str]:
         """Returns the leaves of the template that stay because no rule makes them."""

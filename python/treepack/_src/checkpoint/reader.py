@@ -197,6 +197,11 @@ class Reader:
                     lists.append(range(value, last + 1))
         return lists
 
+    @property
+    def original(self) -> Reader:
+        """The reader of the file in its own layout; see `MappedReader`."""
+        return self
+
     def listed(self, values: Sequence[int]) -> str:
         """Lists the paths of leaves with a verb: `a, b and 3 more are`."""
         room = _paths.Room()
@@ -584,6 +589,11 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
         offsets = core.ranges_of_box(self.shape, size, bounds, near) if is_there else []
         inside = [(data + first, min(stop, data + last)) for first, last in offsets]
         yield from self.reader.stored(joined([(start, max(data, start + 1)), *inside], near))
+
+    def ahead(self, index: Sequence[slice]) -> Iterator[tuple[Blocks, Range]]:
+        """Yields the ranges of remote files that reading a box needs, for boxes read together."""
+        sizes = zip(index, self.shape, strict=True)
+        return self.ranges(bounds_of([range(*part.indices(size)) for part, size in sizes]))
 
     def view(self) -> np.ndarray | None:
         """Returns the array in place, as a view of its mapped file; `None` if it must be read."""

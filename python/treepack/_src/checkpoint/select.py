@@ -1,4 +1,4 @@
-"""Selects and renames leaves by path: `select=` and `rename=` of `load` and `save`.
+"""Selects leaves by path: `select=` of `load` and `save`.
 
 A pattern is a path. In it `*` matches any text within one part, `**` any number of parts, and `?`
 one character. A match selects everything below it: `params/*/kernel`, `params`. A tuple is the
@@ -7,17 +7,16 @@ parts of one path, without wildcards; a list or set has several patterns.
 
 from __future__ import annotations
 
-import collections
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 import treepack._core as core
 from treepack._src import paths as _paths
-from treepack._src.printable import printable, shortened, warn
+from treepack._src.printable import printable
 from treepack._src.pytree.kinds import is_function, kind_of
 from treepack._src.pytree.state_dict import expand, leaves_of
 from treepack.errors import TreepackError
@@ -27,9 +26,6 @@ Selects = Callable[[str], bool]
 
 Select = str | tuple[Any, ...] | list[Any] | Callable[[str], object] | Mapping[Any, Any] | None
 """The selected leaves: patterns, a predicate on paths, or a pytree of bools."""
-
-Rename = Mapping[Any, Any] | Callable[[str], str] | None
-"""New paths: a dict of patterns (or tuples) and replacements, or a function of paths."""
 
 
 class Selector:
@@ -209,13 +205,12 @@ def with_escapes(pattern: str, paths: Iterable[str]) -> str | None:
     return None
 
 
-def _starred(pattern: str, paths: Iterable[str], new: Any = None) -> str:
+def _starred(pattern: str, paths: Iterable[str]) -> str:
     """Returns a hint if a pattern has wildcards of regular expressions or templates."""
     star = _OTHERS.sub("*", pattern)
-    if star == pattern or not any(core.captures(star, path) for path in paths):
+    if star == pattern or Selector(star).unmatched(paths):
         return ""
-    meant = repr(star) if new is None else str({star: _OTHERS.sub("*", _text(new))})
-    return f"; wildcards are *, ** and ?: is it {meant}?"
+    return f"; wildcards are *, ** and ?: is it {star!r}?"
 
 
 # Groups, captures and classes.
@@ -377,210 +372,3 @@ def _above(path: str) -> Iterator[str]:
         path = path.rpartition("/")[0]
         yield path
     yield _paths.ROOT
-
-
-class Renaming:
-    """The compiled `rename=`: a function from paths to new paths."""
-
-    def __init__(
-        self,
-        rename: Any,
-        paths: Collection[str] = (),
-        targets: Collection[str] = (),
-        values: Collection[str] = (),
-    ):
-        """Compiles `rename`.
-
-        Args:
-          rename: The option.
-          paths: The paths to rename.
-          targets: The paths that new paths may be. Of both, paths without escapes are recognised.
-          values: The leaves whose variable of nnx also represents them.
-
-        Raises:
-          TypeError: If it is neither a dict nor a function.
-          ValueError: If the wildcards of a replacement differ from its pattern.
-        """
-        self._targets = targets
-        self._values = values
-        self._rules: list[tuple[str, bool, Any]] = []
-        self._function: Callable[[str], str] | None = None
-        if isinstance(rename, Mapping):
-            sides = sorted(paths), sorted(targets)
-            pairs = [
-                (_escaped(old, new, sides[0]), _escaped(new, old, sides[1]))
-                for old, new in rename.items()
-            ]
-            for old, new in pairs:
-                _check_wildcards(old, new)
-                self._rules.append((_text(old), _is_literal(old), new))
-        elif callable(rename):
-            self._function = rename
-        elif rename is not None:
-            raise TypeError(
-                f"rename= must be a dict of patterns or a function of paths, got {rename!r:.100}"
-            )
-        self._unmatched = dict.fromkeys(range(len(self._rules)))
-
-    def __call__(self, path: str) -> str:
-        """Returns the new path of a leaf."""
-        new = self._new(path)
-        # The value of a variable of nnx is meant by the path of the variable.
-        ways = (new, f"{new}{_VALUE}", new.removesuffix(_VALUE))
-        return next((way for way in ways if way in self._targets), new)
-
-    def _new(self, path: str) -> str:
-        if self._function is not None:
-            new = self._function(path)
-            if not isinstance(new, str):
-                raise TypeError(
-                    f"the function rename= must return a path for {path}, got {new!r:.100}: "
-                    "treepack.transpose and its family are values of a dict"
-                )
-            return new
-        for number, (pattern, literal, replacement) in enumerate(self._rules):
-            match = _match(pattern, literal, path)
-            if match is not None:
-                self._unmatched.pop(number, None)
-                wildcards, rest = match
-                new = filled(replacement, wildcards)
-                if path in self._values and rest == _VALUE:
-                    return new
-                return _joined(new, "" if path == _paths.ROOT else rest)
-        return path
-
-    def check(self, paths: Collection[str], where: str) -> None:
-        """Checks that patterns match one of the paths; `where` describes these for the error.
-
-        Raises:
-          TreepackError: If there are patterns, and none matches.
-
-        Warns:
-          UserWarning: If some match nothing. First matches of others may hide theirs.
-        """
-        rules = [self._rules[number][:2] for number in self._unmatched]
-        is_error = len(rules) == len(self._rules)
-        if not is_error:
-            rules = [rule for rule in rules if not any(_match(*rule, path) for path in paths)]
-        if rules:
-            patterns = shortened((printable(rule) for rule, _ in rules), len(rules))
-            old, _, new = self._rules[next(iter(self._unmatched))]
-            near = self._reversed(paths) or _starred(old, paths, new) or similar(old, paths)
-            text = f"rename matches nothing in the {where}: {patterns}{near}"
-            if is_error:
-                raise TreepackError(text)
-            warn(text)
-
-    def _reversed(self, paths: Collection[str]) -> str:
-        """Returns a hint if the first pattern without a match maps a target's path to one there."""
-        old, is_literal, new = self._rules[next(iter(self._unmatched))]
-        back = _text(new)
-        is_back = any(_match(old, is_literal, path) for path in self._targets) and any(
-            _match(back, _is_literal(new), path) for path in paths
-        )
-        return f"; keys are the paths there: is it {{{back!r}: {old!r}}}?" if is_back else ""
-
-
-def _match(pattern: str, literal: bool, path: str) -> tuple[list[str], str] | None:
-    """Returns the texts that wildcards match and the rest of a path, or `None`."""
-    if pattern == _paths.ROOT:
-        return [], path
-    if not literal:
-        return core.captures(pattern, path)
-    return ([], path.removeprefix(pattern)) if f"{path}/".startswith(f"{pattern}/") else None
-
-
-def twice(renamed: Iterable[tuple[str, str]]) -> str:
-    """Describes two leaves with the same new path."""
-    seen: dict[str, str] = {}
-    for path, new in renamed:
-        if new in seen:
-            return f"{seen[new]} and {path} to {new}"
-        seen[new] = path
-    raise AssertionError("all new paths differ")
-
-
-def _joined(new: str, rest: str) -> str:
-    """Joins two paths, each of which may be the root."""
-    rest = rest.removeprefix("/")
-    if new == _paths.ROOT:
-        return rest or _paths.ROOT
-    return f"{new}/{rest}" if rest else new
-
-
-_WILDCARDS = re.compile(r"(\*\*/|\*\*|\*|\?)")
-
-
-def _is_literal(old: Any) -> bool:
-    """Returns whether a pattern has no wildcards: comparing paths is faster than matching."""
-    return not wildcards_of(old)
-
-
-def _escaped(text: Any, other: Any, ordered: Sequence[str]) -> Any:
-    """Returns the parts of one of the sorted paths if `text` is that path without escapes.
-
-    Returns patterns, tuples and paths unchanged; `other` is the other side of the rule.
-    """
-    if not isinstance(text, str) or not _is_literal(text) or not _is_literal(other):
-        return text
-    return text if _paths.has(ordered, text) else _literal(text, ordered) or text
-
-
-def _check_wildcards(old: Any, new: Any) -> None:
-    theirs, ours = wildcards_of(old), wildcards_of(new)
-    if ours not in (theirs, []):
-        like = {old: filled(new, theirs)} if len(theirs) == len(ours) else _LIKE
-        split = "" if theirs else f"; save splits an array by treepack.unstack({new!r})"
-        raise ValueError(
-            f"{new!r} must have the same wildcards as {old!r}, in the same order, or none, as in "
-            f"{like}{split}"
-        )
-
-
-_LIKE = {"old/*/w": "new/*/kernel"}
-
-
-def wildcards_of(path: Any) -> list[str]:
-    """Returns the wildcards of a path; tuples have none."""
-    return [] if isinstance(path, tuple) else _WILDCARDS.findall(path)
-
-
-def filled(path: Any, wildcards: Iterable[str]) -> str:
-    """Replaces the wildcards of a path by the texts that they match."""
-    if not wildcards_of(path):
-        return _text(path)
-    texts = iter(wildcards)
-    return _WILDCARDS.sub(lambda _: next(texts), path)
-
-
-def matches(path: Any, leaves: Collection[str]) -> dict[str, list[str]]:
-    """Returns the leaves that a path matches, with the texts that its wildcards match.
-
-    A variable of nnx that it matches means the value of the variable.
-    """
-    if _is_literal(path):
-        leaf = leaf_at(_text(path), leaves)
-        return {} if leaf is None else {leaf: []}
-    captures = {leaf: core.captures(path, leaf) for leaf in leaves}
-    return {
-        leaf: captured[0]
-        for leaf, captured in captures.items()
-        if captured is not None and captured[1] in ("", _VALUE)
-    }
-
-
-def leaf_at(path: str, leaves: Collection[str]) -> str | None:
-    """Returns the leaf at a path, which may be of a variable of nnx, or `None`."""
-    return next((name for name in (path, f"{path}{_VALUE}") if name in leaves), None)
-
-
-def values_in(paths: Collection[str]) -> set[str]:
-    """Returns the leaves that are, as the values of variables of nnx, alone in their containers."""
-    count = collections.Counter(path.rpartition("/")[0] for path in paths)
-    return {
-        path for path in paths if path.endswith(_VALUE) and count[path.removesuffix(_VALUE)] == 1
-    }
-
-
-# The path of the value in a variable of nnx.
-_VALUE = "/value"

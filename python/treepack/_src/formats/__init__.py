@@ -199,14 +199,13 @@ def to_save(path: str, export: Export, *, is_open: bool = False) -> Format | Non
     for each in saved.values():
         if path.lower().endswith(each.suffixes[0]):
             return each
-    for name in ("max_shard_size", "rename"):
-        if getattr(export, name) is not None:
-            raise ValueError(
-                f"{name}= applies only to {' and '.join(saved) or 'other formats'}: "
-                f"{''.join(f'pass format={each!r}, or ' for each in saved)}leave it out"
-                + "".join(
-                    f"; {each} are directories, or files with the suffix {kind.suffixes[0]}"
-                    for each, kind in saved.items()
-                )
+    if export.max_shard_size is not None:
+        raise ValueError(
+            f"max_shard_size= applies only to {' and '.join(saved) or 'other formats'}: "
+            f"{''.join(f'pass format={each!r}, or ' for each in saved)}leave it out"
+            + "".join(
+                f"; {each} are directories, or files with the suffix {kind.suffixes[0]}"
+                for each, kind in saved.items()
             )
+        )
     return None

@@ -63,7 +63,7 @@ def named(leaves: Leaves, separator: str | None) -> dict[str, Any]:
             raise TreepackError(
                 f"at {printable(name)}: two arrays would have this name with the separator "
                 f"{separator!r}: choose another one with separator=, or give it another path with "
-                "rename="
+                "mapping="
             )
         by_name[name] = leaf
     return by_name

@@ -13,6 +13,9 @@ from treepack._src.mapping.axes import fault
 _INDEX = re.compile(r"\{([^\W\d]\w*)(?::(\d{1,9})\.\.(\d{1,9})?(?::(\d{1,9}))?)?\}")
 _DIGITS = re.compile(r"\d+")
 
+# The end of the plain path of the value in a variable of nnx.
+_VALUE = ".value"
+
 
 def plain(parts: Iterable[str]) -> str:
     """Returns a path by which both sides are compared: dots and slashes are the same."""
@@ -55,11 +58,13 @@ class Pattern:
                 reason = "indices are {l}, {l:0..12}, {l:0..24:2} or {l:1..}"
                 raise fault(text, text.index(literal) + brace.start(), reason)
         self.indices = tuple(dict.fromkeys(name for _, name in self._pieces if name is not None))
-        expression, skeleton, seen = "", "", set()
+        expression = skeleton = self._plain = ""
+        seen = set()
         for literal, name in self._pieces:
             key = literal if literal in ("", ".") else plain(_paths.parts(literal))
             if text == _paths.ROOT:
                 key = ""
+            self._plain += key
             expression += re.escape(key)
             skeleton += re.escape(_DIGITS.sub("#", key))
             if name is not None:
@@ -84,19 +89,25 @@ class Pattern:
 
         With `above`, the pattern may also be the path of a container of the leaf.
         """
+        ways = (self._plain, self._plain.removesuffix(_VALUE))
+        if not self.indices and (leaves := names.leaves(self.text, *ways)):
+            for path in leaves:  # nothing is below a leaf
+                yield {}, path, len(plain(_paths.parts(path)))
+            return
+        finds = self._has_skeleton and not self._is_root
         for skeleton, members in names.by_skeleton.items():
-            if self._has_skeleton and not _fits(self._skeleton, skeleton, above):
+            if finds and not _fits(self._skeleton, skeleton, above):
                 continue
-            for name in members:
+            for name, path in members:
                 if self._is_root and above:
-                    yield {}, names.paths[name], 0
+                    yield {}, path, 0
                 elif (match := _fits(self._expression, name, above)) is not None:
-                    yield match.groupdict(), names.paths[name], match.end()
+                    yield match.groupdict(), path, match.end()
 
 
 def _fits(expression: re.Pattern[str], name: str, above: bool) -> re.Match[str] | None:
-    if not above:
-        return expression.fullmatch(name)
+    if not above:  # a variable of nnx means its value
+        return expression.fullmatch(name) or expression.fullmatch(name.removesuffix(_VALUE))
     match = expression.match(name)
     return match if match and name[match.end() : match.end() + 1] in ("", ".") else None
 
@@ -105,22 +116,29 @@ class Names:
     """The paths of the leaves on one side, by the form in which patterns find them.
 
     Attributes:
-      paths: The paths by their plain form.
-      by_skeleton: The plain forms, by themselves with `#` in place of numbers.
+      by_skeleton: The plain forms with their paths, by these forms with `#` in place of numbers.
     """
 
     def __init__(self, paths: Iterable[str]):
-        self.paths: dict[str, str] = {}
-        self.by_skeleton: dict[str, list[str]] = {}
+        self._paths = {*paths}
+        self._by_plain: dict[str, list[str]] = {}
+        self.by_skeleton: dict[str, list[tuple[str, str]]] = {}
         for path in paths:
             name = plain(_paths.parts(path))
-            if self.paths.setdefault(name, path) == path:
-                self.by_skeleton.setdefault(_DIGITS.sub("#", name), []).append(name)
+            self._by_plain.setdefault(name, []).append(path)
+            self.by_skeleton.setdefault(_DIGITS.sub("#", name), []).append((name, path))
+
+    def leaves(self, path: str, *ways: str) -> list[str]:
+        """Returns the leaf at a path; if there is none, those at the first plain form that has."""
+        if path in self._paths:
+            return [path]
+        return next((self._by_plain[way] for way in ways if way in self._by_plain), [])
 
     def find(self, path: str) -> str | None:
-        """Returns the path of a leaf as this side has it, or `None`.
+        """Returns the path of a leaf as this side has it, or `None` if there is not just one.
 
         A variable of nnx means its value.
         """
         name = plain(_paths.parts(path))
-        return next((self.paths[it] for it in (name, f"{name}.value") if it in self.paths), None)
+        leaves = self.leaves(path, name, f"{name}{_VALUE}", name.removesuffix(_VALUE))
+        return leaves[0] if len(leaves) == 1 else None

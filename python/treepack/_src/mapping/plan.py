@@ -5,6 +5,7 @@ rules, leaves here ──matched──▶ groups of sources ──sizes──▶
 
 from __future__ import annotations
 
+import collections
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -70,6 +71,8 @@ class Plan(NamedTuple):
       faults: The leaves that cannot be made.
       unused: The rules without a match.
       left: The paths here that no rule takes.
+      hidden: Those of `left` in whose place there a rule puts another leaf.
+      ruled: The paths there that have rules.
     """
 
     made: dict[str, Made]
@@ -78,6 +81,8 @@ class Plan(NamedTuple):
     faults: list[Fault]
     unused: list[Rule]
     left: list[str]
+    hidden: list[str]
+    ruled: list[str]
 
 
 class Planner:
@@ -101,11 +106,12 @@ class Planner:
         self._rules, self._sizes, self._here, self._there = rules, sizes, here, there
         self._names = Names(here)
         self._wanted = None if there is None else Names(there)
-        self._plan = Plan({}, {}, [], [], [], [])
+        self._plan = Plan({}, {}, [], [], [], [], [], [])
         self._taken: set[str] = set()
         # Names by rules of containers; names by rules of leaves take precedence.
         self._inside: dict[str, str] = {}
         self._rule_of: dict[str, Rule] = {}
+        self._counts: collections.Counter[str] | None = None
 
     def plan(self, rest: str) -> Plan:
         """Returns the plan; `rest` is for leaves without a rule; see `Mapping`."""
@@ -115,6 +121,7 @@ class Planner:
             if not is_used:
                 plan.unused.append(rule)
         made = {*plan.made, *plan.same}
+        plan.ruled.extend(made | {*self._inside})
         for new, old in self._inside.items():
             if old not in self._taken and new not in made:
                 plan.same[new] = old
@@ -130,8 +137,10 @@ class Planner:
         ordered = sorted([*plan.made, *plan.same, *(fault.path for fault in plan.faults)])
         made = {*ordered}
         found = {}
+        left = {*plan.left}
         for path in plan.left:
-            found[path if self._wanted is None else self._wanted.find(path) or path] = path
+            new = None if self._wanted is None else self._wanted.find(path)
+            found[new if new is not None and self._names.find(new) == path else path] = path
         for new in self._there or ():  # a rule may take the tensor for another leaf as well
             if (old := self._names.find(new)) is not None:
                 found.setdefault(new, old)
@@ -140,6 +149,8 @@ class Planner:
             above = itertools.accumulate(new.split("/"), lambda one, two: f"{one}/{two}")
             is_taken = _paths.ROOT in made or any(each in made for each in above)
             if is_taken or _paths.has(ordered, new):
+                if path in left and rest != "skip":
+                    plan.hidden.append(path)
                 continue
             if is_wanted and rest == "error":
                 plan.faults.append(Fault(new, 'it has no rule, and rest="error"'))
@@ -185,12 +196,20 @@ class Planner:
             if shared is None or count is None:
                 continue
             is_used = True
+            if self._wanted is None and [*parts[count:]] == ["value"] and self._is_alone(path):
+                parts = parts[:count]  # a variable of nnx means its value
             new = self._path(rule.there, other, shared, *parts[count:])
             if count == len(parts):
                 self._add(rule, new, path)
             else:
                 self._inside.setdefault(new, path)
         return is_used
+
+    def _is_alone(self, path: str) -> bool:
+        """Returns whether a leaf is alone in its container."""
+        if self._counts is None:
+            self._counts = collections.Counter(path.rpartition("/")[0] for path in self._here)
+        return self._counts[path.rpartition("/")[0]] == 1
 
     def _add(self, rule: Rule, new: str, made: Made | str) -> None:
         """Adds a leaf of the other side; of the tree, two rules for one leaf are a mistake."""
@@ -204,9 +223,13 @@ class Planner:
             if rule.there.is_file:
                 plan.ties.append((new, made))
                 return
-            plan.faults.append(
-                Fault(new, f"two rules make it: {self._rule_of[new].text}, and {rule.text}")
-            )
+            text = f"two rules make it: {self._rule_of[new].text}, and {rule.text}"
+            if self._rule_of[new] is rule and isinstance(made, str):
+                text = (
+                    f"{plan.same[new]} and {made} both fit: write ~1 for a slash in a key; "
+                    f"{rule.text}"
+                )
+            plan.faults.append(Fault(new, text))
             return
         self._rule_of[new] = rule
         if isinstance(made, str):

@@ -140,13 +140,9 @@ def about_names(mismatches: list[Mismatch], deeper: tuple[Trail, Trail] | None) 
     """
     if deeper is not None:
         old, new = map(str, deeper)
-        function = "a function of paths"
-        if len(old) > len(new):
-            end = printable(f"/{old.rpartition('/')[2]}")
-            function = f"rename=lambda path: path.removesuffix({end!r})"
         yield (
-            f"Pass rename={{{printable(old)!r}: {printable(new)!r}}} and so on to treepack.load, "
-            f"or {function}: one side has its leaves one level deeper."
+            f"Pass mapping={{{printable(new)!r}: {printable(old)!r}}} and so on to treepack.load, "
+            "or a function of paths of the template: one side has its leaves one level deeper."
         )
     shapes = (_SHAPE.fullmatch(mismatch.expected) for mismatch in mismatches)
     for shape in filter(None, shapes):
@@ -154,13 +150,13 @@ def about_names(mismatches: list[Mismatch], deeper: tuple[Trail, Trail] | None) 
         break
     similar = {printable(it.similar): printable(it.path) for it in mismatches if it.similar}
     if similar:
-        pairs = shortened((f"{old!r}: {new!r}" for old, new in similar.items()), len(similar))
-        names = "this is its new name" if len(similar) == 1 else "these are their new names"
-        yield f"Pass rename={{{pairs}}} to treepack.load if {names}."
+        pairs = shortened((f"{new!r}: {old!r}" for old, new in similar.items()), len(similar))
+        names = "this is its name" if len(similar) == 1 else "these are their names"
+        yield f"Pass mapping={{{pairs}}} to treepack.load if {names} in the file."
     elif {NOTHING} <= {mismatch.found for mismatch in mismatches} & {
         mismatch.expected for mismatch in mismatches
     }:
-        yield "Pass rename= to treepack.load if leaves have other names in the file."
+        yield "Pass mapping= to treepack.load if leaves have other names in the file."
     lengths = [
         (_LENGTH.match(mismatch.expected), _LENGTH.match(mismatch.found)) for mismatch in mismatches
     ]
@@ -219,28 +215,33 @@ def about_ties(mismatches: list[Mismatch]) -> Iterator[str]:
         yield "Pass strict=False to restore them as separate nodes."
 
 
-def about_axes(mismatches: list[Mismatch], is_renamed: bool) -> Iterator[str]:
-    """Yields a hint about arrays whose axes have another order in the file."""
-    sources, unclear = {}, []
+def about_axes(mismatches: list[Mismatch], names: Mapping[str, str]) -> Iterator[str]:
+    """Yields a hint about arrays whose axes have another order in the file.
+
+    `names` has their paths in the file, where these differ.
+    """
+    rules, unclear = {}, []
     for mismatch in mismatches:
         path, ours, theirs = mismatch.path, _sizes(mismatch.expected), _sizes(mismatch.found)
         if ours is None or theirs is None or ours == theirs or sorted(ours) != sorted(theirs):
             continue
-        if len({*ours}) < len(ours):
+        if len({*ours}) < len(ours) or len(ours) > len(_AXES):
             unclear.append(path)  # several orders have these shapes
         else:
-            order = "" if len(ours) == 2 else f", {tuple(map(theirs.index, ours))}"
-            sources[path] = f"{path!r}: treepack.transpose({path!r}{order})"
-    if sources and not is_renamed:
-        shown = shortened(sources.values(), len(sources))
-        yield f"Pass rename={{{shown}}} to treepack.load if these axes are swapped."
+            axes = " ".join(_AXES[: len(ours)])
+            turned = " ".join(_AXES[theirs.index(size)] for size in ours)
+            rules[path] = f"{path!r}: ({names.get(path, path)!r}, '{axes} -> {turned}')"
+    if rules:
+        shown = shortened(rules.values(), len(rules))
+        yield f"Pass mapping={{{shown}}} to treepack.load if these axes are swapped."
     elif unclear:
         yield (
             f"The axes of {printable(unclear[0])} have another order, which the shapes do not "
-            "tell: pass treepack.transpose(path, axes) in rename=."
+            "tell: pass it as axes in mapping=, as in {path: (path, 'a b -> b a')}."
         )
-    elif sources:
-        yield "Pass transpose=True to treepack.stack, or treepack.transpose(path) in rename=."
+
+
+_AXES = "abcdefghijklmnopqrstuvwxyz"
 
 
 def is_reshaped(mismatch: Mismatch) -> bool:

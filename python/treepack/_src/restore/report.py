@@ -41,7 +41,8 @@ class Coverage:
         in mappings of the template.
       skipped: Paths of leaves that always stay unchanged.
       notes: Whether to record paths for a report.
-      renames: Whether leaves may have other paths in the file.
+      lacks: By path, the reasons why a mapping does not make leaves.
+      names: By path, the paths of leaves in the file, where a mapping gives them others.
       absent: The placeholder in the state for parts that are not loaded.
     """
 
@@ -54,14 +55,14 @@ class Coverage:
         takes_more: bool | None,
         *,
         notes: bool = True,
-        renames: bool = False,
     ) -> None:
         self.is_wanted = is_wanted
         self.keeps_missing = keeps_missing
         self.takes_more = takes_more
         self.skipped: set[str] = set()
         self.notes = notes
-        self.renames = renames
+        self.lacks: dict[str, str] = {}
+        self.names: dict[str, str] = {}
         self._room = Room()
         # Dicts, since some restores walk the tree twice.
         self._loaded: dict[str, None] = {}
@@ -121,6 +122,10 @@ class Coverage:
             self._note(self._unexpected, itertools.chain([first], leaves))
         return first is not None
 
+    def unused(self, paths: Iterable[str]) -> None:
+        """Records leaves of the file in whose place a mapping puts others."""
+        self._note(self._unexpected, paths)
+
     def left(self, paths: Iterable[str]) -> None:
         """Records leaves of the state that are not selected."""
         self._note(self._left, paths)
@@ -159,7 +164,7 @@ class Coverage:
             for parts, leaf in leaves_of(target, ())
         ):
             raise MismatchError(
-                "no leaf of the file fits the template, so nothing is loaded: pass rename= if "
+                "no leaf of the file fits the template, so nothing is loaded: pass mapping= if "
                 "leaves have other names; the template has "
                 f"{_listed([leaf.path for leaf in kept])}, "
                 f"the file {_listed(there)}",
@@ -185,13 +190,13 @@ class Coverage:
             name = min(names)
             warn(
                 f'missing="target" keeps all of {name}, as the file has only other leaves there: '
-                f"pass rename= if they have other names, or exclude={name!r} to keep it"
+                f"pass mapping= if they have other names, or exclude={name!r} to keep it"
             )
         elif moved := _moved(kept, unused):
             new, old = (path_end(printable(path)) for path in moved)
             warn(
                 f'missing="target" keeps {new}, and the file has leaves at {old} that are not '
-                f"used: pass rename={{{old!r}: {new!r}}} if they are the same, or "
+                f"used: pass mapping={{{new!r}: {old!r}}} if they are the same, or "
                 f"exclude={new!r} to keep it"
             )
 

@@ -126,8 +126,16 @@ class Restore:
         hints += about_names(names, self.deeper) if is_native else ()
         hints += about_keys(mismatches)
         hints += about_ties(mismatches)
-        is_renamed = self.partial is not None and self.partial.renames
-        hints += about_axes(mismatches, is_renamed) if is_native else ()
+        names_of, lacks = {}, {}
+        if self.partial is not None:
+            names_of, lacks = self.partial.names, self.partial.lacks
+        hints += about_axes(mismatches, names_of) if is_native else ()
+        texts = [
+            f"{printable(path)}: {printable(text)}"
+            for path, text in lacks.items()
+            if any(f"{path}/".startswith(f"{each.path}/") for each in mismatches)
+        ]
+        hints += texts[:_MOST_LACKS]
         hints += about_leaves(mismatches) if is_native else ()
         if self.sentence is None and not any(
             NOTHING in mismatch[1:3] or (is_native and is_reshaped(mismatch))
@@ -334,6 +342,9 @@ def current_path() -> str:
 
 # The maximum number of differences in a message; `mismatches` has all.
 _MOST_LINES = 50
+
+# The maximum number of reasons why a mapping lacks leaves.
+_MOST_LACKS = 3
 
 # The maximum number of characters of a path in a message.
 _MOST_PATH = 1000

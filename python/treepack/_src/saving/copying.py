@@ -29,7 +29,6 @@ from treepack._src.printable import jsonable, printable
 from treepack._src.pytree.state_dict import leaves_of, map_leaves
 from treepack._src.restore.report import ABSENT
 from treepack._src.saving.layout import file_layout, plain_layout
-from treepack._src.saving.rearranging import rearranged
 from treepack._src.storage.deferred import Computed, Deferred, elements_of
 from treepack._src.storage.foreign import reference_text
 from treepack._src.storage.naming import naming
@@ -101,7 +100,7 @@ class Copy(NamedTuple):
         try:
             yield
         except (CorruptionError, DecodeError) as error:
-            reader = self.reader
+            reader = self.reader.original
             with naming(reader.given):
                 if isinstance(error, UnreadableError):
                     raise
@@ -120,13 +119,6 @@ class Copy(NamedTuple):
         with naming(self.reader.given):
             tree = chosen(self.tree, select, exclude, where="file")
         return self._replace(tree=tree, record=None)
-
-    def rearranged(self, **options: Any) -> Copy:
-        """Returns the leaves with other names and layers; see `rearranging.rearranged`."""
-        if not any(options.values()):
-            return self
-        with self.reading(), naming(self.reader.given):
-            return self._replace(tree=rearranged(self.tree, **options), record=None)
 
     def check(self, place: str) -> None:
         """Checks that all leaves are there, and that the file may be saved at a place.

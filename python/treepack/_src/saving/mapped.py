@@ -12,7 +12,7 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import paths as _paths
-from treepack._src.checkpoint.mapped import Mapping, faulty
+from treepack._src.checkpoint.mapped import Mapping, check_apart, faulty
 from treepack._src.checkpoint.moving import Source, fill
 from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.checkpoint.select import ends_of
@@ -45,6 +45,7 @@ def mapped_leaves(tree: Any, mapping: Any, *, snapshot: bool) -> Leaves:
     plan = Mapping.of(mapping).inverse().plan(here, None)
     if plan.faults:
         raise faulty(plan.faults)
+    check_apart([path for path in plan.hidden if not isinstance(leaves[path], dict)], "file")
     if plan.unused:
         rules = (printable(rule.text) for rule in plan.unused)
         warn(f"the tree has no leaf for {shortened(rules, len(plan.unused))}")

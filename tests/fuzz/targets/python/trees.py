@@ -103,8 +103,8 @@ def exactly(tree: Any, data: bytes) -> None:
 
 def renamed(data: bytes) -> None:
     """Gives leaves other names."""
-    for names in ({"*": "x/*"}, {"a/*": "*", "*/b": "b/*"}):
-        loaded(data, None, "**", rename=names)
+    for names in ({"x/{i}": "{i}"}, {"{i}": "a/{i}", "b/{i}": "{i}/b"}):
+        loaded(data, None, "**", mapping=names)
 
 
 def opened(data: bytes) -> None:
