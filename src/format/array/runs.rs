@@ -157,6 +157,21 @@ impl Runs {
         Ok(ranges)
     }
 
+    /// The least bytes that are copied faster by several threads.
+    pub fn min_parallel_bytes(&self) -> usize {
+        if self.is_ordered() {
+            parallel::MIN_COPY_BYTES
+        } else {
+            parallel::BLOCK
+        }
+    }
+
+    /// Whether the target has the order of the source.
+    fn is_ordered(&self) -> bool {
+        self.repeats
+            .is_sorted_by(|outer, inner| outer.target >= inner.target)
+    }
+
     pub fn span(&self) -> usize {
         extent(self.nbytes, &self.repeats, |repeat| repeat.source)
     }
@@ -194,10 +209,7 @@ impl Runs {
         if self.nbytes == 0 {
             return Ok(());
         }
-        if !self
-            .repeats
-            .is_sorted_by(|outer, inner| outer.target >= inner.target)
-        {
+        if !self.is_ordered() {
             return self.read_transposed(array, target, threads, &mut check);
         }
         let span = span_of_reads(array);

@@ -13,11 +13,11 @@ use super::super::memory::{Borrowed, FreshArray, Writable, detached};
 use super::super::options::{self, Int};
 use super::super::watch::Watcher;
 use super::file::Catalog;
+use crate::Result;
 use crate::base::raw::{AsRaw as _, Uninit};
 use crate::base::watch::Watch as _;
 use crate::catalog::ArrayPlace;
 use crate::format::array::{Bounds, Runs};
-use crate::{Result, base::parallel};
 
 type Read<'a> = &'a (dyn Fn(&mut Uninit) -> Result<()> + Sync);
 
@@ -142,5 +142,5 @@ impl Catalog {
 
 /// For large runs this reads the environment, so Python must be attached.
 pub(super) fn read_threads(wanted: Option<Int>, runs: &Runs) -> Result<NonZero<usize>> {
-    options::threads(wanted, runs.span(), parallel::MIN_COPY_BYTES)
+    options::threads(wanted, runs.span(), runs.min_parallel_bytes())
 }

@@ -233,7 +233,7 @@ def start_transfer(array: jax.Array) -> list[tuple[list[int], jax.Array]]:
     Returns:
       Its distinct shards, each with the index of its first element; for `finish_transfer`.
     """
-    shards = _shards(array)
+    shards = shards_of(array)
     with _jax.explicit():
         for _, shard in shards:
             if shard.platform() != "cpu":
@@ -249,7 +249,7 @@ def finish_transfer(
         return [(start, np.asarray(shard, order="C")) for start, shard in shards]
 
 
-def _shards(array: jax.Array) -> list[tuple[list[int], jax.Array]]:
+def shards_of(array: jax.Array) -> list[tuple[list[int], jax.Array]]:
     """Returns the distinct shards of an array, each with the index of its first element."""
     if array.is_fully_replicated:
         return [([0] * array.ndim, _unshared(array.addressable_data(0)))]

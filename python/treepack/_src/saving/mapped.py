@@ -17,13 +17,15 @@ from treepack._src.checkpoint.moving import Source, fill
 from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.checkpoint.select import ends_of
 from treepack._src.formats import Leaves
+from treepack._src.interop import jax as _jax
 from treepack._src.mapping.boxes import shared
 from treepack._src.mapping.leaves import outlined
 from treepack._src.mapping.plan import Made
 from treepack._src.printable import printable, shortened, warn
-from treepack._src.pytree.leaves import host_view
+from treepack._src.pytree.leaves import host_view, shards_of
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.storage.deferred import Deferred, Held
+from treepack._src.storage.memory import copy
 from treepack.errors import TreepackError
 
 
@@ -154,7 +156,7 @@ class _OnDevices:
     """An array on devices, of which parts are fetched."""
 
     def __init__(self, array: Any):
-        self._array = array
+        self._shards = shards_of(array)
 
     def view(self) -> None:
         """Returns `None`: the elements are not in the memory of the host."""
@@ -167,12 +169,18 @@ class _OnDevices:
         self, box: Sequence[range], target: np.ndarray, *, threads: int | None = None
     ) -> None:
         """Fetches the elements of a box from the shards that have them."""
-        for shard in self._array.addressable_shards:
+        for starts, shard in self._shards:
             within: list[slice] = []
             places: list[slice] = []
-            for part, index, size in zip(box, shard.index, self._array.shape, strict=True):
-                inside, place = shared(part, range(*index.indices(size)))
+            for part, start, size in zip(box, starts, shard.shape, strict=True):
+                inside, place = shared(part, range(start, start + size))
                 within.append(slice(inside.start, inside.stop, inside.step))
                 places.append(place)
             if all(place.start < place.stop for place in places):
-                np.copyto(target[tuple(places)], np.asarray(shard.data[tuple(within)]))
+                view = host_view(shard)
+                if view is None:
+                    with _jax.explicit():
+                        elements = np.asarray(shard[tuple(within)])
+                else:
+                    elements = view[tuple(within)]
+                copy(elements, target[tuple(places)], threads=threads)
