@@ -82,11 +82,13 @@ pub enum Error {
     #[error("damaged leaves: {0}")]
     Corrupt(Path),
     /// A patch belongs to other data than the given base.
-    #[error("the patch was made against another base: pass that one, or send the whole tree; these leaves differ: {}", listed(paths, *more))]
+    #[error("the patch was made against another base: pass that one, or send the whole tree; {}: {}", if *has_none { "this one has none of the leaves" } else { "these leaves differ" }, listed(paths, *more))]
     BaseMismatch {
         /// The first leaves that are missing in the base, or differ in dtype, shape or content.
         paths: Vec<Path>,
         more: usize,
+        /// Whether the base has none of the leaves.
+        has_none: bool,
     },
     /// Undoing a failed patch ran out of memory.
     #[error("out of memory while undoing a failed patch: the buffer has neither tree")]
@@ -335,8 +337,13 @@ mod tests {
     fn of_many_leaves_that_differ_few_are_shown() {
         let shown = |count: usize, more| {
             let paths = (0..count).map(|index| path_of(&[&index.to_string()]));
-            let paths = paths.collect();
-            Error::BaseMismatch { paths, more }.to_string()
+            let (paths, has_none) = (paths.collect(), false);
+            Error::BaseMismatch {
+                paths,
+                more,
+                has_none,
+            }
+            .to_string()
         };
         assert!(shown(2, 0).ends_with(": 0, 1"));
         assert!(shown(2, 1).ends_with(": 0, 1 and 1 more"));

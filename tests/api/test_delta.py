@@ -54,9 +54,15 @@ def policies() -> tuple[dict[str, Any], dict[str, Any]]:
 def test_any_two_trees_are_a_base_and_a_patch(tree: Any, held: Any):
     for other in (held, tree):
         data = treepack.dumps(other)
-        # Bytes are data, not a tree, and lists of them frames; a text is a path; `None` is no base.
-        parts = other if isinstance(other, list) and other else [other]
-        are_data = all(isinstance(part, (bytes, str, None.__class__)) for part in parts)
+        # Bytes are data, not a tree, and lists of them frames; a text is a path, and several are an
+        # error, as other leaves are, except arrays; `None` is no base.
+        values = [*other.values()] if isinstance(other, dict) else other
+        is_node = isinstance(values, (list, tuple))
+        are_data = (
+            all(isinstance(value, (bytes, str)) for value in values) and values
+            if is_node
+            else not hasattr(other, "dtype")
+        )
         base = data if are_data else other
         patch = treepack.dumps(tree, base=base)
         assert treepack.dumps(tree, base=data) == patch
@@ -195,6 +201,11 @@ def test_a_patch_needs_its_base():
     with pytest.raises(treepack.BaseMismatchError, match=f"differ: {', '.join(both)}$") as error:
         treepack.loads(patch, base={"layers": held["layers"], "params": {"w": np.zeros(3)}})
     assert error.value.paths == both
+    with pytest.raises(
+        treepack.BaseMismatchError, match=r"has none of the leaves: pa.*, l"
+    ) as error:
+        treepack.loads(patch, base={"ema": held})
+    assert error.value.paths == [*both, "layers/0/0"]
     for path in ("w", "frozen"):
         params = {**held["params"], path: moved(held["params"][path], 0.001)}
         other = {**held, "params": params}

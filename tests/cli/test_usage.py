@@ -24,6 +24,11 @@ def files(folder: Path) -> None:
         run.save(step, {"w": np.ones(3)})
     layer = np.ones((4, 2), "f4")
     safetensors.numpy.save_file({"l.0.w": layer, "l.1.w": layer}, "m.safetensors")
+    held = treepack.load("m.safetensors")
+    treepack.save("run/shards", held, sharded=True)
+    treepack.save("run/whole", held)
+    treepack.save("run/patch", held, base="run/whole")
+    treepack.save("away/patch", held, base="run/whole")
 
 
 # A mistake, a part of its error, and cures with their exit status.
@@ -65,6 +70,11 @@ ROWS: list[tuple[str, str, list[tuple[str, int]]]] = [
         ("verify a.treepack", 0)]),
     ("verify *.treepack", "has no wildcards: pass one of 'a.treepack', 'b.treepack'", [
         ("verify a.treepack b.treepack", 0)]),
+    *((f"convert away/patch x --base {base}", f"the base is {form}: pass the file that `treepack "
+        "convert` writes of it, or another one of treepack or flax that was saved without --base", [
+        (f"convert {base} base", 0), ("convert away/patch x --base base", 0)])
+        for base, form in [("run/shards", "a directory"), ("m.safetensors", "a safetensors file"),
+            ("run/patch", "a patch itself")]),
     ("help ls", "`treepack --help`, or after a command, such as `treepack ls --help`", [
         ("--help", 0), ("ls --help", 0)]),
     ("--json ls a.treepack", "options follow the command, as in `treepack ls FILE --json`", [

@@ -230,7 +230,7 @@ fn after_an_error_the_base_is_there() {
     memory[at] ^= 1;
     let other = memory.clone();
     let error = apply(&read, &mut memory, ONE, &()).unwrap_err();
-    let Error::BaseMismatch { paths, more: 0 } = &error else {
+    let Error::BaseMismatch { paths, more: 0, .. } = &error else {
         panic!("{error}")
     };
     assert_eq!(

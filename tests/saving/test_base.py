@@ -207,22 +207,27 @@ def written(form: str, held: Any, folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_every_verb_refuses_a_base_in_another_form(form: str, tmp_path: Path):
-    held = {"w": np.arange(1000.0)}
-    path = written(form, held, tmp_path)
+def verbs_of(held: Any, folder: Path) -> dict[str, Any]:
+    """Returns the verbs that take a base; `new` is a patch of a tree against itself."""
     patch = treepack.dumps(held, base=held)
-    (tmp_path / "new").write_bytes(patch)
-    verbs: dict[str, Any] = {
+    (folder / "new").write_bytes(patch)
+    return {
         "dumps": lambda base: treepack.dumps(held, base=base),
         "buffers": lambda base: treepack.buffers(held, base=base),
         "packed_size": lambda base: treepack.packed_size(held, base=base),
         "pack_into": lambda base: treepack.pack_into(held, bytearray(9000), base=base),
-        "save": lambda base: treepack.save(tmp_path / "other", held, base=base),
+        "save": lambda base: treepack.save(folder / "other", held, base=base),
         "loads": lambda base: treepack.loads(patch, base=base),
-        "load": lambda base: treepack.load(tmp_path / "new", base=base),
-        "select": lambda base: treepack.load(tmp_path / "new", select="w", base=base),
+        "load": lambda base: treepack.load(folder / "new", base=base),
+        "select": lambda base: treepack.load(folder / "new", select="w", base=base),
     }
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_verb_refuses_a_base_in_another_form(form: str, tmp_path: Path):
+    held = {"w": np.arange(1000.0)}
+    path = written(form, held, tmp_path)
+    verbs = verbs_of(held, tmp_path)
     with treepack.open(path) as file:
         bases: dict[str, Any] = {"path": path, "file": file}
         if path.is_file():
@@ -238,6 +243,42 @@ def test_every_verb_refuses_a_base_in_another_form(form: str, tmp_path: Path):
         for verb in verbs.values():
             with pytest.raises(TypeError, match=r"file object: pass treepack.open\(file\)"):
                 verb(stream)
+
+
+def test_every_verb_refuses_a_base_that_is_no_tree(tmp_path: Path):
+    """Each was taken as a tree, so that a patch had no differences, and no reader its base."""
+    held = {"w": np.arange(1000.0), "params": {"b": np.ones(9)}}
+    path = tmp_path / "held"
+    treepack.save(path, held)
+    verbs = verbs_of(held, tmp_path)
+    with treepack.open(path) as file:
+        for base, text in [
+            (file["w"], "got LazyArray, a part of an open file: pass the File, or load the part"),
+            (file["params"], "got Tree, a part of an open file: pass the File, or load the part"),
+            ([str(path)], r"got a list of paths, .*: pass one file, or treepack\.dumps\(tree\)"),
+            ((path,), "got a tuple of paths"),
+            ({"held": str(path), "new": path}, "got a dict of paths"),
+            ([file], "got a list of paths, files"),
+            *(
+                (leaf, "got .*: pass the tree, or the file")
+                for leaf in (3, 0.5, True, len, object())
+            ),
+        ]:
+            for name, verb in verbs.items():
+                with pytest.raises(TypeError, match=rf"^base= takes a tree, .* {text}") as error:
+                    verb(base)
+                assert len(str(error.value)) < 250, name
+        lazy = {"w": file["w"], "params": {"b": file["params/b"]}}
+        for base in (path, str(path), file, path.read_bytes(), held, lazy):
+            for verb in verbs.values():
+                verb(base)
+    for base in ({}, [], held["w"], {"text": b"", "step": 3}, treepack.dumps(["a text"])):
+        for name, verb in verbs.items():
+            if name in ("load", "loads", "select"):
+                with pytest.raises(treepack.BaseMismatchError, match="has none of the leaves: w"):
+                    verb(base)
+            else:
+                verb(base)
 
 
 @pytest.mark.parametrize("name", ["", "..", "/etc/passwd", "a/b", "a\0b"])

@@ -152,6 +152,10 @@ SLIPS: list[Row] = [
         "run('diff', 'run/step_1', 'run/step_2')"]),
     ("run('info', 'run', '2')", "run/step_2", [
         "run('info', 'run/step_2')"]),
+    ("load('elsewhere/patch', base=['base'])", "got a list of paths, .*: pass one file", [
+        "load('elsewhere/patch', base='base')"]),
+    ("load('elsewhere/patch', base=open('base')['params'])", "got Tree, .*: pass the File, or", [
+        "load('elsewhere/patch', base=open('base'))"]),
     ("run('version')", "use `treepack -V`", ["run('-V')"]),
     ("run('head', 'model')", "use `treepack ls`, or `treepack show FILE PATH`", [
         "run('ls', 'model')", "run('show', 'model', 'params/w')"]),

@@ -127,6 +127,8 @@ def json(value: Any) -> None:
 def error(error: Exception | str) -> None:
     """Prints an error with its notes to standard error."""
     text = "\n".join([f"treepack: {error}", *getattr(error, "__notes__", [])])
+    for cure, command in _CURES.items():
+        text = text.replace(cure, command)
     text = _OPTIONS.sub(_flag, text)
     lines(_shown(text), sys.stderr)
 
@@ -135,6 +137,13 @@ def _flag(option: re.Match[str]) -> str:
     """Returns the flags for an option, with its value if a message has one."""
     return _FLAGS.get(option[0]) or _FLAGS.get(option[1]) or f"--{option[1]}"
 
+
+# Cures in messages to programs, and those in their place.
+_CURES = {
+    "pass the tree that treepack.load returns for it as base=, or one file": (
+        "pass the file that `treepack convert` writes of it, or another one"
+    ),
+}
 
 # Options as messages to programs write them.
 _OPTIONS = re.compile(

@@ -51,6 +51,7 @@ impl<'a> Join<'a> {
         // Of leaves with equal paths, the last counts.
         let last = catalog.partners(&catalog, watch)?;
         let (mut missing, mut unchanged) = (Mismatches::default(), Vec::new());
+        missing.has_none = true;
         for array in arrays(&catalog, &patch.skeleton) {
             let array = array?;
             let numbers = grow::collect(array.parts().iter().map(|part| patch.at(part)))?;
@@ -61,6 +62,7 @@ impl<'a> Join<'a> {
             if partner.is_none() {
                 missing.add(array.value)?;
             }
+            missing.has_none &= of_base[array.value].is_none();
             let is_equal = |number: &Option<usize>| {
                 number.is_some_and(|number| patch.differences[number].is_equal())
             };
@@ -242,25 +244,33 @@ pub(super) fn malformed(difference: &Difference<'_>) -> Error {
 
 /// Values of leaves that do not match the base that a patch needs, once for each block.
 #[derive(Default)]
-pub(super) struct Mismatches(Vec<usize>);
+pub(super) struct Mismatches {
+    values: Vec<usize>,
+    /// Whether the base has none of the leaves that differ.
+    has_none: bool,
+}
 
 impl Mismatches {
     pub fn add(&mut self, value: usize) -> Result<()> {
-        grow::push(&mut self.0, value)
+        grow::push(&mut self.values, value)
     }
 
     fn check(mut self, catalog: &Catalog) -> Result<()> {
-        if self.0.is_empty() {
+        if self.values.is_empty() {
             return Ok(());
         }
-        self.0.sort_unstable();
-        self.0.dedup();
-        let more = self.0.len().saturating_sub(MOST_PATHS);
-        self.0.truncate(MOST_PATHS);
-        let paths = self.0.iter().map(|value| catalog.path_below(0, *value));
+        self.values.sort_unstable();
+        self.values.dedup();
+        let more = self.values.len().saturating_sub(MOST_PATHS);
+        self.values.truncate(MOST_PATHS);
+        let paths = self
+            .values
+            .iter()
+            .map(|value| catalog.path_below(0, *value));
         Err(Error::BaseMismatch {
             paths: grow::try_collect(paths)?,
             more,
+            has_none: self.has_none,
         })
     }
 }

@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 
 import treepack._core as core
 from treepack._src import paths as _paths
-from treepack._src.checkpoint.file import File, place_of
+from treepack._src.checkpoint.file import File, Tree, place_of
+from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.options import Saved, Static, Writing
-from treepack._src.printable import warn
+from treepack._src.printable import short_repr, warn
 from treepack._src.pytree import handlers
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.pytree.left_out import LeftOut
@@ -51,7 +52,8 @@ def base_of(base: Any, static: Static = "skip", max_size: int | None = None) -> 
 
     Raises:
       TreepackError: If it is neither a tree nor one file of treepack or flax; see `not_a_base`.
-      TypeError: If it is a file object.
+      TypeError: If it is a file object, a part of an open file, or several paths, or if it is one
+        leaf, except an array.
     """
     if base is None:
         return None
@@ -72,10 +74,31 @@ def base_of(base: Any, static: Static = "skip", max_size: int | None = None) -> 
         return base
     if is_source(base) and kind_of(base) is None:
         raise TypeError("the base is a file object: pass treepack.open(file), or its bytes")
+    _check_is_tree(base)
     return described_layout(base, 1, static=static)
 
 
 _FRAMES = (bytes, bytearray, memoryview)
+
+
+def _check_is_tree(base: Any) -> None:
+    """Raises a TypeError, with a cure, if a base has no arrays, or is only a part of a file."""
+    kind = type(base)
+    values = base.values() if kind is dict else base if kind in (list, tuple) else ()
+    if isinstance(base, (LazyArray, Tree)):
+        found = f"{kind.__name__}, a part of an open file: pass the File, or load the part"
+    elif values and all(isinstance(value, (str, os.PathLike, Tree)) for value in values):
+        found = (
+            f"a {kind.__name__} of paths, files or texts: pass one file, or treepack.dumps(tree) "
+            "if it is a tree of texts"
+        )
+    elif kind_of(base) is None and not (hasattr(base, "shape") and hasattr(base, "dtype")):
+        found = f"{short_repr(base)}: pass the tree, or the file, that the receiver has"
+    else:
+        return
+    raise TypeError(
+        f"base= takes a tree, its bytes from dumps or buffers, a path or an open File, got {found}"
+    )
 
 
 def state_layout(target: Any, align: int, **options: Any) -> core.Layout:
