@@ -11,6 +11,7 @@ import contextlib
 import functools
 import gzip
 import io
+import itertools
 import json
 import random
 import zipfile
@@ -162,17 +163,23 @@ def _places_of_safetensors(data: bytes, names: Iterable[str]) -> tuple[Ranges, R
 
 
 def _places_of_npz(data: bytes) -> tuple[Ranges, Ranges]:
-    """Each array has a member, and all need the directory of the archive."""
+    """Each array has a member, and an entry in the directory of the archive."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = archive.infolist()
         begins = [member.header_offset for member in members]
         ends = [*begins[1:], archive.start_dir]
+        entries = [46 + len(member.filename) + len(member.extra) for member in members]
     names = [member.filename.removesuffix(".npy").replace(".", "/") for member in members]
     values = {
         name: [place] for name, *place in zip(names, begins, ends, strict=True) for place in [place]
     }
     found = {name: [(first, last)] for name, [[first, last]] in values.items()}
-    return {name: [*ranges, (ends[-1], len(data))] for name, ranges in found.items()}, found
+    starts = itertools.accumulate(entries, initial=ends[-1])
+    places = {
+        name: [*ranges, (start, start + length)]
+        for (name, ranges), start, length in zip(found.items(), starts, entries, strict=False)
+    }
+    return places, found
 
 
 def _changed(data: bytes, start: int, stop: int, how: str) -> bytes:

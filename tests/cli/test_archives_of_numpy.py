@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import itertools
 import json
 import os
 import pickle
@@ -17,6 +18,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import tiers
 import treepack
 from commands import call, refused
 from treepack import CorruptionError, DecodeError
@@ -418,3 +420,118 @@ def test_only_elements_of_arrays_are_parameters(folder: Path) -> None:
     Path("a.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(29))
     with treepack.open("a.safetensors") as file:
         assert file.num_params == 20
+
+
+class Pipe(io.RawIOBase):
+    """A file that cannot seek: zipfile writes sizes after each member."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.data += data
+        return len(data)
+
+
+def cut_forms() -> dict[str, tuple[bytes, list[int]]]:
+    """Returns archives, and the ends of their members."""
+    found = {}
+    for is_piped, is_packed, is_of_numpy in itertools.product((False, True), repeat=3):
+        file: Any = Pipe() if is_piped else io.BytesIO()
+        if is_of_numpy:  # with sizes of 8 bytes
+            (np.savez_compressed if is_packed else np.savez)(file, **CUT)
+        else:
+            method = zipfile.ZIP_DEFLATED if is_packed else zipfile.ZIP_STORED
+            with zipfile.ZipFile(file, "w", method) as archive:
+                for name, array in CUT.items():
+                    archive.writestr(f"{name}.npy", npy(array))
+        data = bytes(file.data) if is_piped else file.getvalue()
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            begins = [member.header_offset for member in archive.infolist()]
+            ends = [*begins[1:], archive.start_dir]
+        name = f"{'piped' if is_piped else 'whole'}, {'packed' if is_packed else 'stored'}"
+        found[f"{name}, {'NumPy' if is_of_numpy else 'zipfile'}"] = data, ends
+    return found
+
+
+# One has the signature of a descriptor among its elements.
+CUT = {
+    "a": np.arange(3, dtype=np.uint8),
+    "b": np.frombuffer(b"PK\7\x08" * 6, np.uint32),
+    "text": np.array("xyz"),
+    "c": np.ones((2, 2)),
+}
+
+CUT_FORMS = cut_forms()
+
+
+def had(data: bytes) -> tuple[dict[str, Any], ...]:
+    """Returns the arrays, by all ways, of a damaged archive; checks that its damage is told."""
+    with treepack.open(data, salvage=True) as file:
+        verified = treepack.verify(data)
+        intact = [path for path, status in verified.leaves.items() if status == "ok"]
+        assert verified.damage
+        assert file.damage == verified.damage
+        assert not file.unverified
+        for path in verified.corrupt:
+            with pytest.raises(CorruptionError, match=f"the array {path} is damaged"):
+                np.asarray(file[path])
+            assert f"the file ends within {path}, at byte {len(data)}" in verified.damage
+        opened = {path: np.asarray(file[path]) for path in intact}
+    loaded, report = treepack.load(data, on_corrupt="skip", return_report=True)
+    assert report.corrupt == verified.corrupt
+    return opened, loaded
+
+
+@pytest.mark.parametrize("form", CUT_FORMS)
+@pytest.mark.filterwarnings("ignore:in memory is damaged")
+def test_of_an_archive_that_is_cut_all_whole_members_are_had(form: str) -> None:
+    data, ends = CUT_FORMS[form]
+    some = tiers.either(11, 1)
+    for cut in {*range(40, len(data), some), *ends, *(end - 1 for end in ends)}:
+        whole = [name for name, end in zip(CUT, ends, strict=True) if end <= cut]
+        try:
+            ways = had(data[:cut])
+        except DecodeError:
+            assert not whole, cut
+            continue
+        for found in ways:
+            assert found.keys() >= {*whole}, cut
+            for name, array in found.items():
+                np.testing.assert_array_equal(array, CUT[name])
+
+
+def test_an_archive_without_its_directory_is_salvaged(folder: Path) -> None:
+    data, ends = CUT_FORMS["whole, stored, NumPy"]
+    Path("cut.npz").write_bytes(data[: ends[2] - 5])
+    for read in (treepack.load, treepack.open, treepack.abstract):
+        with pytest.raises(DecodeError, match=r"missing; copy it again, or .* `treepack salvage`"):
+            read("cut.npz")
+    told = call("salvage", "cut.npz", "rest.npz", status=1)
+    assert "within text, at byte" in told
+    assert treepack.load("rest.npz").keys() == {"a", "b"}
+    # Damage elsewhere ends the walk; members behind it are not guessed.
+    damaged = bytearray(data[:-60])
+    damaged[ends[0]] ^= 1
+    assert dict(treepack.verify(damaged).leaves) == {"a": "ok"}
+    assert f"no member begins at byte {ends[0]}" in str(treepack.verify(damaged).damage)
+    archive_of(("a.npy", npy(np.zeros(1 << 16))), method=zipfile.ZIP_DEFLATED)
+    cut = Path("bad.npz").read_bytes()[:-30]
+    assert dict(treepack.verify(cut).leaves) == {"a": "ok"}
+    with pytest.raises(treepack.TreepackError, match="exceed max_size=9999 bytes"):
+        treepack.open(cut, salvage=True, max_size=9999)
+
+
+@METHODS
+@pytest.mark.parametrize("length", [1, 6, 31])
+def test_a_tiny_member_that_is_damaged_is_one_leaf(folder: Path, method: int, length: int) -> None:
+    """Its bytes are read with its header, when the others are, too."""
+    archive_of(("good.npy", GOOD), ("a.npy", b"x" * length), method=method)
+    data = bytearray(Path("bad.npz").read_bytes())
+    data[data.rindex(b"PK\1\2") + 16] ^= 1  # the CRC of the last
+    Path("bad.npz").write_bytes(data)
+    check_others(is_refused=True)
+    assert treepack.verify("bad.npz").corrupt == ["a"]

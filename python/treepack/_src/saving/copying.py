@@ -317,7 +317,7 @@ def _salvaged(tree: Tree, place: Place, progress: Progress) -> Copy:
     ]
     leaves = len(statuses) - len(texts)
     if damage is not None:
-        texts.append(f"damaged: {damage.replace(SALVAGE_ADVICE, '')}")
+        texts.insert(0, f"damaged: {damage.replace(SALVAGE_ADVICE, '')}")
     marks = catalog.mark(set(range(catalog.values)) - lost) if lost else None
     copy = _read(tree, place, marks)
     if reader.damaged_record() is not None:

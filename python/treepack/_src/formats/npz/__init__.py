@@ -3,6 +3,7 @@
 | module | content |
 |---|---|
 | `archive` | the members of an archive |
+| `walk` | a new directory for one that is damaged |
 | `reading` | an archive as a checkpoint |
 """
 

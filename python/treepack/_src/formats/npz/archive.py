@@ -12,7 +12,7 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
-from treepack._src.checkpoint.reader import UnreadableError
+from treepack._src.checkpoint.reader import SALVAGE_ADVICE, UnreadableError
 from treepack._src.formats.numpy_arrays import (
     NPY,
     Header,
@@ -49,6 +49,9 @@ _FLAGS = 0x61
 
 # Compression methods, APPNOTE.TXT of PKWARE, section 4.4.5.
 _STORED, _DEFLATED = 0, 8
+
+# The number of bytes behind a header that the core may read with it, at least.
+_AHEAD_BYTES = 32
 
 # The size in bytes of the blocks in which checksums are computed.
 _PART_BYTES = 8 << 20
@@ -121,7 +124,7 @@ def read_npz(content: core.Content, max_size: int | None = None) -> dict[str, An
         raise
     except Exception as error:  # zipfile may raise any type
         _raise_of_system(error)
-        reason = "its directory is damaged or missing: copy it again"
+        reason = f"its directory is damaged or missing{SALVAGE_ADVICE}"
         if isinstance(error, _ArchiveError):
             reason = str(error)
         raise DecodeError(f"not a readable file of numpy.savez: {reason}", path=name) from error
@@ -165,17 +168,22 @@ def _member(
     try:
         _check_header(content, member)
         try:
-            return _array(content, archive, member, strings)
+            array = _array(content, archive, member, strings)
         except UnsupportedError:
             header = Header((member.file_size,), "C", _dtypes.packed(NPY), 0)
-            return Packed(header, functools.partial(_read, archive, member))
+            array = Packed(header, functools.partial(_read, archive, member))
+        # Headers are read with these bytes, so that damage would be one of all leaves.
+        if member.file_size < _AHEAD_BYTES:
+            _range(archive, member)
+        return array
     except Exception as error:  # of zipfile, zlib and NumPy
         _raise_of_system(error)
         # zipfile raises these, too, for what it lacks: methods of compression, passwords.
         is_limit = isinstance(error, RuntimeError)
         refuse = functools.partial(_refuse, printable(_name(member)), str(error), is_limit)
         dtype = _dtypes.packed("UNREADABLE_packed" if is_limit else "DAMAGED_packed")
-        return Refused(Header((member.compress_size,), "C", dtype, 0), refuse)
+        length = max(member.compress_size, _AHEAD_BYTES)
+        return Refused(Header((length,), "C", dtype, 0), refuse)
 
 
 def _name(member: zipfile.ZipInfo) -> str:
@@ -280,24 +288,29 @@ class Refused(Packed):
 def _read(
     archive: zipfile.ZipFile, member: zipfile.ZipInfo, start: int = 0, nbytes: int = 0
 ) -> bytes:
-    """Reads a member to its end, where zipfile compares the CRC; returns a range of it.
+    """Reads a member to its end; returns a range of it.
 
     Raises:
       CorruptionError: If the member is damaged.
     """
     try:
-        with archive.open(member) as file:
-            file.read(start)
-            data = file.read(nbytes)
-            while file.read(_PART_BYTES):
-                pass
-            if file.tell() < member.file_size:
-                raise ValueError(
-                    f"short read: expected {member.file_size} bytes, found {file.tell()}"
-                )
+        return _range(archive, member, start, nbytes)
     except Exception as error:  # of zipfile and zlib
         _raise_of_system(error)
         raise CorruptionError(
             f"the array {printable(_name(member))} is damaged: {error}"
         ) from error
+
+
+def _range(
+    archive: zipfile.ZipFile, member: zipfile.ZipInfo, start: int = 0, nbytes: int = 0
+) -> bytes:
+    """Reads a member to its end, where zipfile compares the CRC; returns a range of it."""
+    with archive.open(member) as file:
+        file.read(start)
+        data = file.read(nbytes)
+        while file.read(_PART_BYTES):
+            pass
+        if file.tell() < member.file_size:
+            raise ValueError(f"short read: expected {member.file_size} bytes, found {file.tell()}")
     return data

@@ -10,14 +10,33 @@ from typing import Any
 import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.laid import layout_of
-from treepack._src.checkpoint.reader import Reader, UnreadableError, Verified
+from treepack._src.checkpoint.reader import SALVAGE_ADVICE, Reader, UnreadableError, Verified
 from treepack._src.formats import SEPARATOR
 from treepack._src.formats.named import nested
 from treepack._src.formats.npz.archive import Packed, Refused, Stored, read_npz
+from treepack._src.formats.npz.walk import walked
 from treepack._src.options import Status, Tell
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.storage.content import Openable, Opened
-from treepack.errors import CorruptionError
+from treepack.errors import CorruptionError, DecodeError
+
+
+def _read(opened: Opened, max_size: int | None, *, salvage: bool) -> tuple[dict[str, Any], Opened]:
+    """Reads the headers of an archive; with `salvage`, also of one whose directory is damaged.
+
+    Returns:
+      The arrays by their names, and `opened` with a description of the damage.
+    """
+    try:
+        return read_npz(opened.content, max_size), opened
+    except DecodeError as error:
+        found = walked(opened.content) if salvage else None
+        if found is None:
+            raise
+        damage = f"{error.reason.removesuffix(SALVAGE_ADVICE)}{found.end}"
+    if opened.damage is not None:
+        damage = f"{opened.damage}; {damage}"
+    return read_npz(found.content, max_size), opened._replace(damage=damage)
 
 
 class NpzReader(Reader):
@@ -29,7 +48,7 @@ class NpzReader(Reader):
 
     def __init__(self, source: Openable, opened: Opened, **options: Any):
         """`opened` is the content of `source`; `options` reopen it."""
-        arrays = read_npz(opened.content, options["max_size"])
+        arrays, opened = _read(opened, options["max_size"], salvage=options.get("salvage", False))
         has_paths = any("/" in name for name in arrays) and not any("." in name for name in arrays)
         self.separator = "/" if has_paths else SEPARATOR
         laid = core.Content.laid(layout_of(nested(arrays, self.separator), None), [])
@@ -45,6 +64,10 @@ class NpzReader(Reader):
         """Closes the file. Arrays that view it stay valid."""
         super().close()
         self._arrays = {}
+
+    def unverified(self) -> list[int]:
+        """Returns no leaves: each member has its CRC; see `Reader.unverified`."""
+        return []
 
     def unknown(self, value: int) -> list[int]:
         """Returns the leaves below a value whose shape and dtype cannot be read."""
