@@ -7,6 +7,7 @@ import gzip
 import io
 import lzma
 import pickle
+import re
 import struct
 import tarfile
 import zipfile
@@ -191,6 +192,42 @@ def test_errors_name_checkpoints_in_a_directory(tmp_path: Path) -> None:
     (tmp_path / "run" / "9").rmdir()
     with pytest.raises(treepack.DecodeError, match=f"contains a checkpoint: load '{item}'"):
         treepack.load(tmp_path / "run")
+
+
+TREE = {"w": np.ones(3)}
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ({"step_3/": None, "step_1": TREE}, "a series with the step 1: load '.*/step_1'"),
+        ({"step_3": b"", "step_2": b"text", "step_1/": TREE}, "a series .* 1: load '.*/step_1'"),
+        ({"step_3/m": TREE}, "a checkpoint: load '.*/step_3/m'"),
+        ({"step_3/default/": TREE}, "a checkpoint: load '.*/step_3/default'"),
+        ({"checkpoint_7/x.txt": b"", "checkpoint_5": TREE}, "step 5: load '.*/checkpoint_5'"),
+        ({"sub/m.treepack": TREE, "a/": None}, "a checkpoint: load '.*/sub/m.treepack'"),
+        ({"sub/step_4": TREE}, "a checkpoint: load '.*/sub/step_4'"),
+        ({"sub/inner/": TREE}, "a checkpoint: load '.*/sub/inner'"),
+        ({"sub/model.safetensors": TREE}, "a checkpoint: load '.*/sub'"),
+        ({"model": TREE, "notes.txt": b"text"}, "a checkpoint: load '.*/model'"),
+        ({"step_3/": None, "sub/": None}, "It contains step_3, sub$"),
+    ],
+)
+def test_the_checkpoint_that_an_error_names_is_one(
+    tmp_path: Path, files: dict[str, Any], found: str
+) -> None:
+    for name, content in files.items():
+        place = tmp_path / "outer" / name
+        (place if name.endswith("/") else place.parent).mkdir(parents=True, exist_ok=True)
+        if isinstance(content, bytes):
+            place.write_bytes(content)
+        elif content is not None:
+            treepack.save(place, content, sharded=name.endswith("/") or None)
+    for verb in (treepack.load, treepack.open, treepack.abstract, treepack.verify):
+        with pytest.raises(treepack.DecodeError, match=found) as error:
+            verb(tmp_path / "outer")
+    if named := re.search(r"load '(.*)'", str(error.value)):
+        np.testing.assert_array_equal(treepack.load(named[1])["w"], TREE["w"])
 
 
 def test_directories_at_urls() -> None:

@@ -82,7 +82,7 @@ def _without_manifest(source: Openable) -> NoManifestError:
     """Returns the error for a directory, which no frame of its traceback holds."""
     look: Any = functools.cache(names_in)  # each directory is listed once
     inside = contained(source, MANIFEST, look)
-    reason = f"the directory has no {MANIFEST}: {directory_text(source, inside, look)}"
+    reason = f"the directory has no {MANIFEST}: {directory_text(source, inside, MANIFEST, look)}"
     error = NoManifestError(reason)
     error.names, error.is_above = look(source), inside is not None
     return error

@@ -12,8 +12,10 @@ from treepack._src import formats
 from treepack._src.formats import Look
 from treepack._src.options import Buffer
 from treepack._src.printable import printable
+from treepack._src.storage.content import is_special, open_parts
 from treepack._src.storage.entries import entries
 from treepack._src.storage.place import joined, shown
+from treepack.errors import NoIndexError, TreepackError
 
 # The maximum number of names in an error.
 _MOST_NAMES = 5
@@ -69,7 +71,7 @@ def reference_text(leaf: object) -> str | None:
     return None
 
 
-# The maximum number of subdirectories to search for a checkpoint of treepack.
+# The maximum number of names to search for a checkpoint.
 _MOST_TRIED = 20
 
 
@@ -82,8 +84,10 @@ def contained(path: str | os.PathLike[str], manifest: str, look: Look) -> str | 
       look: Returns the names in a directory.
     """
     names = look(path)
-    if steps := _steps(names):
-        return joined(path, steps[max(steps)])
+    steps = _steps(names)
+    for step in sorted(steps, reverse=True)[:_MOST_TRIED]:
+        if _is_checkpoint(place := joined(path, steps[step]), manifest, look):
+            return place
     # The item of a step of Orbax, or of the last step.
     inside = [joined(name, item) for name in names[-1:] for item in look(joined(path, name))]
     for name in [*names[:_MOST_TRIED], *inside[:_MOST_TRIED]]:
@@ -92,22 +96,53 @@ def contained(path: str | os.PathLike[str], manifest: str, look: Look) -> str | 
     return None
 
 
+def _below(path: str | os.PathLike[str], manifest: str, look: Look) -> str | None:
+    """Returns a checkpoint in a directory or its subdirectories, or `None`."""
+    inner = [joined(path, name) for name in look(path)[:_MOST_TRIED]]
+    below = [joined(place, name) for place in inner for name in look(place)]
+    places = [*inner, *below[:_MOST_TRIED]]
+    return next((place for place in places if _is_checkpoint(place, manifest, look)), None)
+
+
+def _is_checkpoint(path: str | os.PathLike[str], manifest: str, look: Look) -> bool:
+    """Returns whether a file or directory is a checkpoint, for an error message; see `contained`."""
+    try:
+        if names := look(path):
+            opening = formats.in_directory(path, names, has_checkpoint=False)
+            return manifest in names or opening is not None
+        if is_special(path):
+            return False
+        content = open_parts(path, join=False).content
+        if core.is_patch(content) or formats.of_content(content) is not None:
+            return True
+        return core.Catalog.open(content, salvage=False).children(0) is not None
+    except NoIndexError:
+        return True
+    except (TreepackError, OSError):
+        return False
+
+
 def _steps(names: list[str]) -> dict[int, str]:
     """Returns the checkpoints of a series by their steps."""
     return {int(match[1]): name for name in names if (match := _STEP.fullmatch(name))}
 
 
-def directory_text(path: str | os.PathLike[str], inside: str | None, look: Look) -> str:
+def directory_text(
+    path: str | os.PathLike[str], inside: str | None, manifest: str, look: Look
+) -> str:
     """Describes a directory without a manifest, with a remedy.
 
     Args:
       path: The directory.
       inside: The checkpoint of treepack that it contains, or `None`.
+      manifest: The name of manifests.
       look: Returns the names in a directory.
     """
     names = look(path)
     if inside is not None:
-        steps = ", ".join(map(str, sorted(_steps(names))[-_MOST_NAMES:]))
+        found = {step: joined(path, name) for step, name in _steps(names).items()}
+        newest = max((step for step in found if found[step] == inside), default=-1)
+        steps = ", ".join([str(step) for step in sorted(found) if step <= newest][-_MOST_NAMES:])
         several = "s" * ("," in steps)
         text = f"is a series with the step{several} {steps}" if steps else "contains a checkpoint"
         return f"it {text}: load {shown(inside)!r}"
@@ -118,7 +153,14 @@ def directory_text(path: str | os.PathLike[str], inside: str | None, look: Look)
         if (described := format.describe(path, look)) is not None:
             return described
     if not names:
-        return "it is empty, or its save has not finished"
+        return (
+            "it is empty, or its save has not finished: pass the path of a save, or wait until "
+            "this one returns"
+        )
+    if formats.in_directory(path, names, has_checkpoint=False) is not None:
+        return "another format"  # which will be read, so that this is no error
+    if (below := _below(path, manifest, look)) is not None:
+        return f"it contains a checkpoint: load {shown(below)!r}"
     more = ", …" if len(names) > _MOST_NAMES else ""
     listed = ", ".join(map(printable, names[:_MOST_NAMES]))
     return f"it is not a checkpoint, or its save has not finished. It contains {listed}{more}"
