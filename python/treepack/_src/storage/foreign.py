@@ -105,7 +105,7 @@ def _below(path: str | os.PathLike[str], manifest: str, look: Look) -> str | Non
 
 
 def _is_checkpoint(path: str | os.PathLike[str], manifest: str, look: Look) -> bool:
-    """Returns whether a file or directory is a checkpoint, for an error message; see `contained`."""
+    """Returns whether a file or directory is a checkpoint, for an error; see `contained`."""
     try:
         if names := look(path):
             opening = formats.in_directory(path, names, has_checkpoint=False)
