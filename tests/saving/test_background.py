@@ -325,6 +325,51 @@ last.itself = last
     assert "Panic" not in done.stderr
 
 
+LATEST = {
+    "save": "treepack.save(path, tree)",
+    "background": "treepack.save(path, tree, background=True)",
+    "sharded": "treepack.save(path, tree, sharded=True)",
+    "safetensors": "treepack.save(path, tree, format='safetensors')",
+    "series": "treepack.Series(path).save(1, tree)",
+    "publisher": "publisher.push(tree, version=1)",
+    "flax": "treepack.checkpoints.save_checkpoint(path, tree, 1)",
+    "drop-in": "treepack.serialization.save_to_file(tree, path)",
+}
+
+HELD = {
+    "cycle": "last.itself = last; del last",
+    "global": "",
+    "module": "sys.modules['h'] = types.ModuleType('h'); sys.modules['h'].it = last; del last",
+}
+
+
+@tiers.parametrize(
+    ("save", "held"),
+    [("save", "cycle"), ("background", "cycle"), ("publisher", "cycle")]
+    + [(save, held) for save in LATEST for held in HELD if save != "save" or held != "cycle"],
+    quick=3,
+)
+def test_a_save_by_del_when_python_ends_says_that_it_is_too_late(
+    tmp_path: Path, save: str, held: str
+) -> None:
+    program = f"""
+import sys, types, numpy, treepack, treepack.checkpoints, treepack.serialization
+publisher = treepack.Publisher(sys.argv[1] + "s")
+def write(treepack=treepack, publisher=publisher, path=sys.argv[1], tree={{"w": numpy.ones(9)}}):
+    {LATEST[save]}
+class Last:
+    def __del__(self, write=write):
+        write()
+last = Last()
+{HELD[held]}
+"""
+    args = [sys.executable, "-c", program, str(tmp_path / "late")]
+    done = subprocess.run(args, capture_output=True, text=True, check=True)
+    assert "too late to save: Python is taking its modules apart" in done.stderr
+    assert "Panic" not in done.stderr
+    assert not (tmp_path / "late").exists() or save == "series"
+
+
 def test_nothing_is_held_after_a_failure(tmp_path: Path) -> None:
     (tmp_path / "model" / "below").mkdir(parents=True)
     array = jnp.ones(1 << 18)

@@ -10,6 +10,7 @@ import importlib
 import inspect
 import math
 import operator
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import (
@@ -262,6 +263,18 @@ class _Options:
 V = TypeVar("V", bound=Callable[..., Any])
 
 
+def check_in_time(is_late: Callable[[], bool] = sys.is_finalizing) -> None:
+    """Raises a RuntimeError if Python is ending, so that nothing can be written.
+
+    Modules may have lost their names by then, so that `is_late` is held by the function.
+    """
+    if is_late():
+        raise RuntimeError(
+            "too late to save: Python is taking its modules apart: save before, or in a function "
+            "passed to atexit.register, not in __del__"
+        )
+
+
 def takes(types: Any = None, **defaults: Any) -> Callable[[V], V]:
     """Gives a verb a signature, each option for `**options` and no `*_more`, and checks names.
 
@@ -284,8 +297,12 @@ def takes(types: Any = None, **defaults: Any) -> Callable[[V], V]:
         for name, annotation in types.items()
     ]
 
+    check_now = check_in_time if kinds is WRITING else None
+
     def shown(verb: V) -> V:
         def wrapper(*args: Any, **options: Any) -> Any:
+            if check_now is not None:
+                check_now()
             if not names.issuperset(options):
                 check_known(checked, options)
             try:

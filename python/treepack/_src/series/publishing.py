@@ -21,6 +21,7 @@ from treepack._src.options import (
     StorageOptions,
     Template,
     check,
+    check_in_time,
     takes,
 )
 from treepack._src.printable import warn
@@ -135,6 +136,7 @@ class Publisher(Hinting):
         """
         if _more:
             raise TypeError("push() takes a tree: name the version, as in push(tree, version=1)")
+        check_in_time()
         number = checked("version", version, f"such as the step, got {version!r:.100}")
         with self._turns.taken() as is_taken:
             if not is_taken:
