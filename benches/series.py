@@ -6,7 +6,8 @@ Both keep the last two checkpoints and the best one, save in the background, and
 manager from the last checkpoint, each in turns; medians of seconds, and of seconds of processors.
 treepack compares all bytes with their checksums while it resumes, Orbax does not.
 
-The line `links` compares `unchanged="link"` with `"write"` where most leaves are frozen.
+The lines `links` compare `unchanged="link"` with `"write"` where most leaves are frozen: JAX arrays
+that are the same objects in each step, NumPy arrays, and none of them.
 
 The line `whole` is the time until a checkpoint is whole, so that it survives the end of the
 program: with a fast directory in memory, on the disk, and of Orbax on the disk.
@@ -137,13 +138,13 @@ def commits(folder: Path, state: Any) -> dict[str, float]:
 FROZEN, CHANGING, CHECKPOINTS = 400, 9, 4
 
 
-def links(folder: Path) -> None:
+def links(folder: Path, name: str, convert: Callable[[Any], Any], *, is_frozen: bool) -> None:
     """Prints the seconds of a save after the first, and the bytes of a run, with links and without.
 
     The seconds are medians of rounds in turns.
     """
     rng = np.random.default_rng(0)
-    frozen = {f"{it}": rng.standard_normal(1 << 18, np.float32) for it in range(FROZEN)}
+    frozen = {f"{it}": convert(rng.standard_normal(1 << 18, np.float32)) for it in range(FROZEN)}
     times: dict[Any, list[float]] = defaultdict(list)
     nbytes: dict[Any, int] = {}
     kinds: tuple[Literal["write", "link"], ...] = ("write", "link")
@@ -152,7 +153,12 @@ def links(folder: Path) -> None:
             path = folder / f"{kind}{number}"
             run = treepack.Series(path, unchanged=kind)
             for step in range(CHECKPOINTS):
-                changing = {f"c{it}": np.full(1 << 18, step + it, "f4") for it in range(CHANGING)}
+                changing = {
+                    f"c{it}": convert(np.full(1 << 18, step + it, "f4")) for it in range(CHANGING)
+                }
+                if not is_frozen:
+                    frozen = jax.tree.map(lambda array: array + 1, frozen)
+                jax.block_until_ready((frozen, changing))
                 start = time.perf_counter()
                 run.save(step, {**frozen, **changing})
                 if step:
@@ -162,7 +168,7 @@ def links(folder: Path) -> None:
             shutil.rmtree(path)
     write, link = (statistics.median(times[kind]) for kind in kinds)
     print(
-        f"links    write {write:8.4f} s, {nbytes['write'] >> 20} MiB   link {link:8.4f} s, "
+        f"links    {name:5}  write {write:8.4f} s, {nbytes['write'] >> 20} MiB   link {link:8.4f} s, "
         f"{nbytes['link'] >> 20} MiB   {link / write:.2f} of the time"
     )
 
@@ -195,7 +201,9 @@ def main(mebibytes: int) -> None:
                 with Timed(found["save"], owner, save), Timed(found["resume"], owner, resume):
                     loop(Path(folder) / name, template, train, number)
         whole = commits(Path(folder), state)
-        links(Path(folder))
+        links(Path(folder), "JAX", jnp.asarray, is_frozen=True)
+        links(Path(folder), "NumPy", np.asarray, is_frozen=True)
+        links(Path(folder), "none", jnp.asarray, is_frozen=False)
     for what in ("save", "resume"):
         ours, theirs = (statistics.median(it[0] for it in times[name][what]) for name in LOOPS)
         mine, other = (statistics.median(it[1] for it in times[name][what]) for name in LOOPS)

@@ -352,21 +352,51 @@ def test_processes_link_their_own_files(tmp_path: Path) -> None:
         assert (treepack.load(run.path(step), arrays="numpy")["w"] == step).all()
 
 
+@pytest.mark.parametrize("step", [1, 2])
 def test_an_array_that_changes_during_a_save_is_written_as_its_digest_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    array = np.zeros(20_000)
-    digests_of = sharded.digests_of
+    array, digests_of = np.zeros(20_000), linking.digests_of
 
     def then_changed(arrays: list[Any], threads: int | None) -> list[bytes]:
         digests = digests_of(arrays, threads)
-        array[:] = 1
+        array[:] = 7
         return digests
 
     run = Series(tmp_path / "run", unchanged="link")
+    if step == 2:
+        run.save(1, {"w": np.ones(20_000)})  # so that digests decide
     with monkeypatch.context() as patch:
+        patch.setattr(linking, "digests_of", then_changed)
         patch.setattr(sharded, "digests_of", then_changed)
-        run.save(1, {"w": array})
-    assert array.all()
-    run.save(2, {"w": np.zeros(20_000)})
-    check(run, 2, {"w": np.zeros(20_000)})
+        run.save(step, {"w": array})
+    assert (array == 7).all()
+    for value in (0, 7, 1):
+        step += 1
+        run.save(step, {"w": np.full(20_000, value, float)})
+        check(run, step, {"w": np.full(20_000, value, float)})
+
+
+def test_arrays_of_jax_that_are_the_same_object_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests_of, seen = linking.digests_of, list[int]()
+
+    def noted(arrays: list[Any], threads: int | None) -> list[bytes]:
+        seen.append(sum(array.nbytes for array in arrays))
+        return digests_of(arrays, threads)
+
+    frozen, loaded = jnp.arange(3000.0), np.arange(500.0)
+    run = Series(tmp_path, unchanged="link")
+    run.save(0, {"frozen": frozen, "loaded": loaded, "w": jnp.zeros(10)})
+    monkeypatch.setattr(linking, "digests_of", noted)
+    for step in range(1, 4):
+        tree = {"frozen": frozen, "loaded": loaded, "w": jnp.full(10, step)}
+        run.save(step, tree, background=step == 2)
+        run.wait()
+        check(run, step, tree)
+        assert added(run, step) < 4000
+    assert seen == [4000 + tree["w"].nbytes] * 3
+    run.save(4, {"frozen": frozen + 0, "loaded": loaded, "w": tree["w"]})  # another object
+    assert seen[-1] == 4000 + frozen.nbytes
+    assert added(run, 4) < 4000

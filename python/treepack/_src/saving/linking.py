@@ -12,9 +12,11 @@ files with these shards, so no array is read.
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
+import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,31 +53,46 @@ class Part(NamedTuple):
     """A shard that this process saves.
 
     Attributes:
-      array: The parts of the path of its array.
+      path: The path of its array.
       cell: Its number in the array.
       keys: The keys of its leaf in a file of shards.
-      data: The array.
+      text: The path of its leaf in a file of shards.
+      kind: Its dtype and shape.
+      data: Its elements.
+      source: The JAX array that it is a shard of; `None` if it is of another array.
     """
 
-    array: list[str]
+    path: str
     cell: int
     keys: list[str]
+    text: str
+    kind: tuple[str, tuple[int, ...]]
     data: Any
+    source: weakref.ref[Any] | None
 
     @property
-    def path(self) -> str:
-        """The path of its array."""
-        return _paths.text(self.array)
+    def may_change(self) -> bool:
+        """Whether other threads may change its elements."""
+        return self.source is None and not isinstance(self.data, Deferred)
 
-    @property
-    def text(self) -> str:
-        """The path of its leaf in a file of shards."""
-        return _paths.text(self.keys)
 
-    @property
-    def kind(self) -> tuple[str, tuple[int, ...]]:
-        """Its dtype and shape."""
-        return str(self.data.dtype), tuple(self.data.shape)
+@functools.lru_cache(maxsize=64)
+def _name_of(dtype: Any) -> str:
+    return str(dtype)
+
+
+def parts_of(
+    path: list[str], array: Any, shards: Iterable[tuple[int, list[str], Any]]
+) -> list[Part]:
+    """Returns the shards of an array from their numbers, the ends of their keys, and their data."""
+    text = _paths.text(path)
+    source = weakref.ref(array) if _jax.is_array(array) else None
+    parts = []
+    for cell, name, data in shards:
+        keys = [*path, *name]
+        kind = _name_of(data.dtype), tuple(data.shape)
+        parts.append(Part(text, cell, keys, _paths.text(keys), kind, data, source))
+    return parts
 
 
 FileRow = tuple[str, int, int]
@@ -98,6 +115,7 @@ class Step(NamedTuple):
       files: The files by name.
       sizes: The size in bytes of all shards in each file.
       shards: The shards by `Part.text`.
+      sources: The JAX arrays by path.
       full: The number of checkpoints since the last one without links, and its time.
       age: The number of steps before it in the run.
     """
@@ -106,6 +124,7 @@ class Step(NamedTuple):
     files: dict[str, FileRow]
     sizes: dict[str, int]
     shards: dict[str, Stored]
+    sources: dict[str, weakref.ref[Any]]
     full: tuple[int, float]
     age: int
 
@@ -118,13 +137,35 @@ class Step(NamedTuple):
         self.sizes[name] = sum(part.data.nbytes for part in parts) if size is None else size
         for part, digest in zip(parts, digests, strict=True):
             self.shards[part.text] = Stored(part.kind, digest, name)
+            if part.source is not None:
+                self.sources[part.path] = part.source
 
-    def unchanged(self, parts: Sequence[Part], digests: Sequence[bytes]) -> dict[int, str]:
+    def digests(self, parts: Sequence[Part], threads: int | None) -> dict[int, bytes]:
+        """Returns the digests of the next step's shards by number.
+
+        JAX arrays do not change, so the shards of the same array have the same digests.
+        """
+        digests: dict[int, bytes] = {}
+        for number, part in enumerate(parts):
+            if self._is_same_array(part):
+                stored = self.shards.get(part.text)
+                if stored is not None and stored.kind == part.kind:
+                    digests[number] = stored.digest
+        rest = [number for number in range(len(parts)) if number not in digests]
+        computed = digests_of([parts[number].data for number in rest], threads)
+        return digests | dict(zip(rest, computed, strict=True))
+
+    def _is_same_array(self, part: Part) -> bool:
+        before = self.sources.get(part.path)
+        array = None if before is None or part.source is None else part.source()
+        return array is not None and before is not None and before() is array
+
+    def unchanged(self, parts: Sequence[Part], digests: dict[int, bytes]) -> dict[int, str]:
         """Returns the files of unchanged shards by the number of the shard."""
         found = {}
-        for number, (part, digest) in enumerate(zip(parts, digests, strict=True)):
+        for number, part in enumerate(parts):
             stored = self.shards.get(part.text)
-            if stored is not None and stored[:2] == (part.kind, digest):
+            if stored is not None and stored[:2] == (part.kind, digests[number]):
                 found[number] = stored.file
         return found
 
@@ -247,11 +288,12 @@ def _read(path: str, parts: Sequence[Part]) -> Step | None:
             if (array := saved[part.path]) is None:
                 continue
             shards, is_host = array
-            if part.cell < len(shards) and (is_host or shards.name(part.cell) == part.keys[-1]):
+            is_one = is_host and len(shards) == 1
+            if part.cell < len(shards) and (is_one or shards.name(part.cell) == part.keys[-1]):
                 places[part.text] = shards.files[part.cell]
         needed = sorted({*places.values()})
         reader.open_files(needed)
-        step = Step(path, {}, {}, {}, (about["full"][0], about["full"][1]), about["age"])
+        step = Step(path, {}, {}, {}, {}, (about["full"][0], about["full"][1]), about["age"])
         for number in needed:
             row = reader.manifest.files[number]
             catalog = reader.file(number).catalog
@@ -264,27 +306,26 @@ def _read(path: str, parts: Sequence[Part]) -> Step | None:
         return step
 
 
-def held(arrays: Sequence[Any], *, snapshot: bool) -> list[Any]:
-    """Returns arrays whose digests and bytes stay equal: copies of those that may change.
+def fixed(parts: Sequence[Part], *, on_host: bool) -> list[Part]:
+    """Returns shards whose elements no other thread can change: copies of NumPy arrays.
 
-    With `snapshot`, JAX arrays are on the host as well, and may be donated.
+    With `on_host`, JAX arrays are on the host as well, and may be donated.
     """
-    if snapshot:
-        for array in arrays:
-            if _jax.is_array(array):
-                start_transfer(array)
-    return [_held(array, snapshot=snapshot) for array in arrays]
+    moved = [on_host and _jax.is_array(part.data) for part in parts]
+    for part, is_moved in zip(parts, moved, strict=True):
+        if is_moved:
+            start_transfer(part.data)
+    found = []
+    for part, is_moved in zip(parts, moved, strict=True):
+        if is_moved:
+            found.append(part._replace(data=in_host_memory(part.data)))
+        else:
+            found.append(part._replace(data=np.array(part.data)) if part.may_change else part)
+    return found
 
 
-def _held(array: Any, *, snapshot: bool) -> Any:
-    if isinstance(array, Deferred):
-        return array
-    if _jax.is_array(array):
-        return _on_host(array) if snapshot else array
-    return np.array(array)
-
-
-def _on_host(array: Any) -> np.ndarray:
+def in_host_memory(array: Any) -> np.ndarray:
+    """Returns an array on one device as a NumPy array: a view, or a copy."""
     view = host_view(array)
     return finish_transfer(start_transfer(array))[0][1] if view is None else view
 

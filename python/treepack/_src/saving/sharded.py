@@ -38,7 +38,8 @@ from treepack._src.saving.linking import (
     Part,
     Step,
     digests_of,
-    held,
+    fixed,
+    parts_of,
 )
 from treepack._src.storage.place import absolute
 from treepack._src.storage.write import save_layout
@@ -106,7 +107,7 @@ class ShardedWrite:
         for number, (parts, array) in enumerate(zip(paths, arrays, strict=True)):
             wanted = plan.shards_of(number, index)
             shards = _shards(parts, array, self._draft.grid(number), wanted, index)
-            mine += [Part(parts, cell, [*parts, *name], shard) for cell, name, shard in shards]
+            mine += parts_of(parts, array, shards)
         self._layout: core.Layout | None = None
         self._linking: Linking | None = saved.linking
         self._step: Step | None = None
@@ -117,10 +118,8 @@ class ShardedWrite:
             if self._linking is None:
                 self._layout = self._laid(mine, snapshot=snapshot)
             else:
-                data = held([part.data for part in mine], snapshot=snapshot)
-                self._parts = [
-                    part._replace(data=each) for part, each in zip(mine, data, strict=True)
-                ]
+                self._is_fixed = snapshot
+                self._parts = fixed(mine, on_host=True) if snapshot else mine
 
     def _laid(self, parts: Iterable[Part], *, snapshot: bool = False, **more: Any) -> core.Layout:
         """Lays out a file with shards; `more` are further metadata."""
@@ -238,33 +237,41 @@ class ShardedWrite:
     ) -> Written:
         """Links files with unchanged shards, and writes the other shards to one or two files."""
         parts, self._parts = self._parts, []
-        digests = digests_of([part.data for part in parts], self._writing.threads)
-        last, durable = linking.previous(parts), self._writing.durable
-        step = Step(self._path, {}, {}, {}, full, 0 if last is None else last.age + 1)
+        durable, threads = self._writing.durable, self._writing.threads
+        last = linking.previous(parts)
+        step = Step(self._path, {}, {}, {}, {}, full, 0 if last is None else last.age + 1)
+        digests: dict[int, bytes] = {}
         unchanged: dict[int, str] = {}
         done: set[int] = set()
         if last is not None and full[0] > 1:
+            digests = last.digests(parts, threads)
             unchanged = last.unchanged(parts, digests)
             done = linking.link(last, step, unchanged, parts, directory, durable=durable)
+        rest = {number: part for number, part in enumerate(parts) if number not in done}
+        if not self._is_fixed:  # digests and bytes must stay equal
+            rest = dict(zip(rest, fixed([*rest.values()], on_host=False), strict=True))
+        new = [number for number in rest if rest[number].data is not parts[number].data]
+        if not digests:
+            new = [*rest]
+        for number, digest in zip(
+            new, digests_of([rest[number].data for number in new], threads), strict=True
+        ):
+            digests[number] = digest
         links = [*step.files]
         index = self._group.index
         # Shards that change together lie together. The last file is the one of the process: once it
         # is on the disk, so are the names before it.
-        for part, is_moved in ((1, True), (0, False)):
-            numbers = [
-                number
-                for number in range(len(parts))
-                if number not in done and (number in unchanged) is is_moved
-            ]
+        for place, is_moved in ((1, True), (0, False)):
+            numbers = [number for number in rest if (number in unchanged) is is_moved]
             if is_moved and not numbers:
                 continue
-            ours, sums = [parts[number] for number in numbers], [digests[at] for at in numbers]
+            ours, sums = [rest[number] for number in numbers], [digests[at] for at in numbers]
             more: dict[str, Any] = {} if is_moved else {"full": [*full], "links": links}
             more |= {
                 "age": step.age,
-                "digests": {shard.text: digest for shard, digest in zip(ours, sums, strict=True)},
+                "digests": {part.text: digest for part, digest in zip(ours, sums, strict=True)},
             }
-            name_of_file = file_name(name, index, part)
+            name_of_file = file_name(name, index, place)
             layout = self._laid(ours, **more)
             save_layout(layout, directory.file(name_of_file), self._writing, progress)
             del layout
