@@ -7,7 +7,8 @@ manager from the last checkpoint, each in turns; medians of seconds, and of seco
 treepack compares all bytes with their checksums while it resumes, Orbax does not.
 
 The lines `links` compare `unchanged="link"` with `"write"` where most leaves are frozen: JAX arrays
-that are the same objects in each step, NumPy arrays, and none of them.
+that are the same objects in each step or new ones, NumPy arrays; where no leaf is; and of a buffer
+of which 1 % of the rows change.
 
 The line `whole` is the time until a checkpoint is whole, so that it survives the end of the
 program: with a fast directory in memory, on the disk, and of Orbax on the disk.
@@ -138,14 +139,40 @@ def commits(folder: Path, state: Any) -> dict[str, float]:
 FROZEN, CHANGING, CHECKPOINTS = 400, 9, 4
 
 
-def links(folder: Path, name: str, convert: Callable[[Any], Any], *, is_frozen: bool) -> None:
-    """Prints the seconds of a save after the first, and the bytes of a run, with links and without.
-
-    The seconds are medians of rounds in turns.
-    """
+def states() -> dict[str, Callable[[int], Any]]:
+    """Returns functions of the step that return the state of runs, by name."""
     rng = np.random.default_rng(0)
-    frozen = {f"{it}": convert(rng.standard_normal(1 << 18, np.float32)) for it in range(FROZEN)}
+    frozen = {f"{it}": rng.standard_normal(1 << 18, np.float32) for it in range(FROZEN)}
+    on_device = jax.tree.map(jnp.asarray, frozen)
+    buffer = rng.standard_normal((128 << 10, 1 << 10), np.float32)  # 512 MiB
+
+    def changing(step: int) -> Any:
+        return {f"c{it}": np.full(1 << 18, step + it, "f4") for it in range(CHANGING)}
+
+    def filled(step: int) -> Any:
+        count = len(buffer) // 100
+        buffer[step * count : (step + 1) * count] = rng.random()
+        return {"buffer": buffer}
+
+    return {
+        "JAX arrays": lambda step: {**on_device, **jax.tree.map(jnp.asarray, changing(step))},
+        "new JAX arrays": lambda step: {
+            **jax.tree.map(lambda array: array + 0, on_device),
+            **jax.tree.map(jnp.asarray, changing(step)),
+        },
+        "NumPy arrays": lambda step: {**frozen, **changing(step)},
+        "none frozen": lambda step: jax.tree.map(lambda array: array + step, on_device),
+        "replay buffer": filled,
+    }
+
+
+def links(folder: Path, name: str, state: Callable[[int], Any]) -> None:
+    """Prints the seconds of a save after the first and of `resume`, and the bytes of a run.
+
+    With links and without, in turns; the seconds are medians.
+    """
     times: dict[Any, list[float]] = defaultdict(list)
+    resumes: dict[Any, list[float]] = defaultdict(list)
     nbytes: dict[Any, int] = {}
     kinds: tuple[Literal["write", "link"], ...] = ("write", "link")
     for number in range(ROUNDS):
@@ -153,23 +180,23 @@ def links(folder: Path, name: str, convert: Callable[[Any], Any], *, is_frozen: 
             path = folder / f"{kind}{number}"
             run = treepack.Series(path, unchanged=kind)
             for step in range(CHECKPOINTS):
-                changing = {
-                    f"c{it}": convert(np.full(1 << 18, step + it, "f4")) for it in range(CHANGING)
-                }
-                if not is_frozen:
-                    frozen = jax.tree.map(lambda array: array + 1, frozen)
-                jax.block_until_ready((frozen, changing))
+                tree = jax.block_until_ready(state(step))
                 start = time.perf_counter()
-                run.save(step, {**frozen, **changing})
+                run.save(step, tree)
                 if step:
                     times[kind].append(time.perf_counter() - start)
+            start = time.perf_counter()
+            jax.block_until_ready(treepack.Series(path).resume(tree))
+            resumes[kind].append(time.perf_counter() - start)
             files = [it.stat() for it in path.rglob("*") if it.is_file()]
             nbytes[kind] = sum({it.st_ino: it.st_size for it in files}.values())
             shutil.rmtree(path)
     write, link = (statistics.median(times[kind]) for kind in kinds)
+    before, after = (statistics.median(resumes[kind]) for kind in kinds)
     print(
-        f"links    {name:5}  write {write:8.4f} s, {nbytes['write'] >> 20} MiB   link {link:8.4f} s, "
-        f"{nbytes['link'] >> 20} MiB   {link / write:.2f} of the time"
+        f"links    {name:14}   write {write:.4f} s, {nbytes['write'] >> 20} MiB   "
+        f"link {link:.4f} s, {nbytes['link'] >> 20} MiB, {link / write:.2f} of the time   "
+        f"resume {before:.4f} s   {after:.4f} s, {after / before:.2f}"
     )
 
 
@@ -201,9 +228,8 @@ def main(mebibytes: int) -> None:
                 with Timed(found["save"], owner, save), Timed(found["resume"], owner, resume):
                     loop(Path(folder) / name, template, train, number)
         whole = commits(Path(folder), state)
-        links(Path(folder), "JAX", jnp.asarray, is_frozen=True)
-        links(Path(folder), "NumPy", np.asarray, is_frozen=True)
-        links(Path(folder), "none", jnp.asarray, is_frozen=False)
+        for name, state_at in states().items():
+            links(Path(folder), name, state_at)
     for what in ("save", "resume"):
         ours, theirs = (statistics.median(it[0] for it in times[name][what]) for name in LOOPS)
         mine, other = (statistics.median(it[1] for it in times[name][what]) for name in LOOPS)

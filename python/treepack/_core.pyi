@@ -506,8 +506,7 @@ class Manifest:
         """Returns the division of an array into shards of one shape.
 
         Returns:
-          The number of shards in each dimension; and whether it is a host array, which is one
-          shard.
+          The number of shards in each dimension; and whether it is a host array.
         """
 
     def array_of(self, catalog: Catalog, value: int) -> int | None:
@@ -520,7 +519,7 @@ class Manifest:
         """
 
     def shards(self, catalog: Catalog, value: int) -> tuple[Shards, bool] | None:
-        """Returns the shards of an array, and whether it is a host array, which is one shard.
+        """Returns the shards of an array, and whether it is a host array.
 
         `None` as `array_of`, and for dtypes that NumPy lacks.
 

@@ -21,7 +21,8 @@ pub struct ShardedArray {
     grid: ShardGrid,
     files: Arc<Vec<u32>>,
     place: ManifestPlace,
-    is_host: bool,
+    /// Whether its one shard has no key of its own.
+    is_unnamed: bool,
     kind: LeafKind,
     itemsize: usize,
     shard_bytes: usize,
@@ -57,8 +58,8 @@ impl From<Error> for Failed {
 }
 
 impl ShardedArray {
-    /// An array of this shape that is divided as the manifest says. A host array has no key above
-    /// its one shard. `None` if its shards would not have one shape.
+    /// An array of this shape that is divided as the manifest says. A host array in one shard has no
+    /// key above it. `None` if its shards would not have one shape.
     pub fn new(
         division: &Grid,
         shape: &[usize],
@@ -67,7 +68,8 @@ impl ShardedArray {
         itemsize: usize,
     ) -> Result<Option<Self>> {
         let counts = division.counts.iter().map(|count| *count as usize);
-        let counts = if division.host {
+        let is_unnamed = division.is_unnamed();
+        let counts = if is_unnamed {
             vec![1; shape.len()]
         } else {
             counts.collect()
@@ -83,7 +85,7 @@ impl ShardedArray {
             grid,
             files: division.files.clone(),
             place,
-            is_host: division.host,
+            is_unnamed,
             kind: LeafKind::Array(dtype, shape),
             itemsize,
             shard_bytes: bytes.ok_or(Error::OutOfMemory)?,
@@ -127,7 +129,7 @@ impl ShardedArray {
         name: &mut String,
         watch: &dyn Watch,
     ) -> Result<Option<usize>> {
-        let candidate = if self.is_host {
+        let candidate = if self.is_unnamed {
             Some(around)
         } else {
             self.grid.write_name(shard, name)?;

@@ -41,8 +41,14 @@ pub struct Grid {
     /// The file of each shard, in C order.
     #[serde(deserialize_with = "shared")]
     pub files: Arc<Vec<u32>>,
-    /// An array of the host has one shard.
     pub host: bool,
+}
+
+impl Grid {
+    /// Whether this is an array of the host in one shard, which has no key of its own.
+    pub fn is_unnamed(&self) -> bool {
+        self.host && self.files.len() == 1
+    }
 }
 
 fn shared<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Arc<Vec<u32>>, D::Error> {
@@ -214,10 +220,8 @@ impl Manifest {
             let count = |product: usize, &count: &u32| product.checked_mul(count as usize);
             let shards = grid.counts.iter().try_fold(1, count);
             let is_file = |&file: &u32| (file as usize) < manifest.files.len();
-            let is_one = !grid.host || grid.files.len() == 1;
             shards == Some(grid.files.len())
                 && shards != Some(0)
-                && is_one
                 && grid.files.iter().all(is_file)
         };
         if !manifest.arrays.iter().all(is_split) {
@@ -671,7 +675,7 @@ mod tests {
             |manifest| {
                 manifest.arrays[0] = Grid {
                     counts: vec![2],
-                    files: Arc::new(vec![0, 0]),
+                    files: Arc::new(vec![0]),
                     host: true,
                 }
             },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import random
 import shutil
@@ -14,11 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import commands
 import processes
 import tiers
 import treepack
+import treepack._core as core
 from treepack import Keep, Series
 from treepack._src.checkpoint import shards
 from treepack._src.saving import linking, sharded
@@ -307,6 +311,8 @@ def test_options_that_exclude_each_other(tmp_path: Path) -> None:
 
 SAVES = """
 import os
+from treepack._src.saving import sharded
+sharded.BLOCK_BYTES = int(args[2])
 mesh = Mesh(np.array(jax.devices()), ("x",))
 rows = NamedSharding(mesh, P("x"))
 
@@ -333,23 +339,26 @@ assert run.resume(state(0))[0] == step and run.local == {"of": index}
 
 
 @pytest.mark.campaign
-def test_processes_link_their_own_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize("block", [1 << 20, 16_000])
+def test_processes_link_their_own_files(tmp_path: Path, block: int) -> None:
     run = Series(tmp_path)
-    processes.run(SAVES, 2, tmp_path, 0, devices=2)  # four devices, as all that follow
+
+    def save(first: int, count: int, devices: int) -> None:
+        processes.run(SAVES, count, tmp_path, first, block, devices=devices)
+
+    save(0, 2, 2)  # four devices, as all that follow
     shared = {name for name in files(run, 0) if name != shards.MANIFEST}
     assert len(shared) == 2
-    processes.run(SAVES, 2, tmp_path, 3, devices=2)
-    processes.run(SAVES, 1, tmp_path, 6, devices=4)  # which has the shards of both
-    for step in range(9):
-        assert shared <= {*files(run, step)}, step
+    save(3, 2, 2)
+    save(6, 1, 4)  # which has the shards of both
+    save(9, 2, 1)  # other shards, of the same blocks
+    for step in range(12):
+        assert shared <= {*files(run, step)} or (step >= 9 and block > 16_000), step
         tree = treepack.load(run.path(step), arrays="numpy")
         assert (tree["w"] == step).all()
         assert np.array_equal(tree["frozen"].ravel(), np.arange(80_000.0))
         assert treepack.verify(run.path(step)).ok
-    processes.run(SAVES, 2, tmp_path, 9, devices=1)  # other shards
-    assert not shared & {*files(run, 9)}
-    for step in range(9, 12):
-        assert (treepack.load(run.path(step), arrays="numpy")["w"] == step).all()
+    assert not shared & {*files(run, 9)} or block == 16_000
 
 
 @pytest.mark.parametrize("step", [1, 2])
@@ -375,6 +384,81 @@ def test_an_array_that_changes_during_a_save_is_written_as_its_digest_says(
         step += 1
         run.save(step, {"w": np.full(20_000, value, float)})
         check(run, step, {"w": np.full(20_000, value, float)})
+
+
+@pytest.mark.parametrize("kind", ["numpy", "jax", "mesh"])
+def test_only_blocks_of_rows_that_changed_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(sharded, "BLOCK_BYTES", 4000)
+    mesh = jax.make_mesh((2, 2), ("x", "y"))
+    convert: Any = {
+        "numpy": np.copy,
+        "jax": jnp.asarray,
+        "mesh": lambda array: jax.device_put(array, NamedSharding(mesh, P("x", "y"))),
+    }[kind]
+    buffer, rng = np.zeros((1000, 50), np.float32), np.random.default_rng(0)
+    template = {"buffer": convert(buffer), "at": 0}
+    run = Series(tmp_path, unchanged="link", keep=Keep(last=2, every=10))
+    saved, at = {}, 0
+    for step in range(40):
+        rows = np.arange(at, at + 10) % len(buffer)
+        buffer[rows] = rng.standard_normal((10, 50), np.float32)
+        at = (at + 10) % 950  # also across the end
+        saved[step] = buffer.copy()
+        run.save(step, {"buffer": convert(buffer), "at": at}, background=step % 3 == 1)
+        run.wait()
+        check(run, step, {"buffer": buffer, "at": at})
+        assert len(files(run, step)) <= 21
+        assert sum(stat.st_size for stat in files(run, step).values()) < 2 * buffer.nbytes
+        if 0 < step < 25:  # later, half of the first file has changed
+            assert added(run, step) < 8 * 4000 + 10_000
+        if step % 9 == 5:
+            run = Series(tmp_path, unchanged="link", keep=Keep(last=2, every=10))
+            found = run.resume(template)
+            assert found is not None
+            assert type(found[1]["buffer"]) is type(template["buffer"])
+            assert found[0] == step
+            assert same(found[1], {"buffer": buffer, "at": at})
+    for step in run.steps():
+        tree = {"buffer": saved[step], "at": (10 * step + 10) % 950}
+        assert treepack.digest(run.path(step)) == treepack.digest(tree)
+        assert type(treepack.load(run.path(step))["buffer"]) is type(template["buffer"])
+        with treepack.open(run.path(step)) as file:
+            assert np.array_equal(file["buffer"][7:993:11, 3:44], saved[step][7:993:11, 3:44])
+    across = NamedSharding(mesh, P("y", "x"))
+    loaded = treepack.load(run.path(step), {"buffer": template["buffer"], "at": 0}, sharding=across)
+    assert same(loaded, tree)
+    (Path(run.path(step)) / shards.MANIFEST).unlink()
+    with treepack.open(run.path(step), salvage=True) as file:
+        assert np.array_equal(file["buffer"][:], saved[step])
+
+
+@pytest.mark.parametrize(
+    ("shape", "sharding", "expected"),
+    [
+        ((1000, 10), (1, 1), (10, 1)),
+        ((4, 250, 10), (1, 1, 1), (4, 2, 1)),  # rows of an environment
+        ((4, 250, 10), (2, 1, 1), (4, 2, 1)),
+        ((4, 250, 10), (1, 1, 2), (4, 1, 2)),
+        ((3, 4, 5000), (1, 1, 1), (3, 4, 5)),
+        ((50, 10), (1, 1), (1, 1)),
+        ((1009, 10), (1, 1), (1, 1)),  # a prime number of rows
+        ((2 * 1009, 10), (1, 1), (1, 1)),
+        ((1009, 1000), (1, 1), (1009, 1)),
+    ],
+)
+def test_blocks_of_rows_have_one_size(shape: Any, sharding: Any, expected: Any) -> None:
+    array = np.zeros(shape, np.float32)
+    if math.prod(sharding) > 1:
+        devices = np.array(jax.devices())[: math.prod(sharding)]
+        mesh = Mesh(devices.reshape(sharding), ("x", "y", "z")[: array.ndim])
+        array = jax.device_put(array, NamedSharding(mesh, P(*mesh.axis_names)))
+    layout = core.walk(
+        array, state_dict=True, align=1, max_chunk_size=2**30, structure=True, hollow=True
+    )
+    manifest = core.Manifest.planned(layout, shards.plan_of([array], 4000))
+    assert manifest.grid(0) == ([*expected], isinstance(array, np.ndarray))
 
 
 def test_arrays_of_jax_that_are_the_same_object_are_not_read(

@@ -384,7 +384,8 @@ class ShardedArray(BoxedArray):
     def lacks(self, shard: int) -> CorruptionError:
         """Returns the error for a shard that is missing from its file."""
         file = self.reader.file(self.files()[shard])
-        keys = self.parts if self.is_host else [*self.parts, self._shards.name(shard)]
+        is_unnamed = self.is_host and len(self.files()) == 1
+        keys = self.parts if is_unnamed else [*self.parts, self._shards.name(shard)]
         return CorruptionError(
             f"shard {_paths.text(keys)} of {file.short_name} does not match the manifest"
         )

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 import os
 import re
 from collections.abc import Iterable
 from typing import Any
+
+import numpy as np
 
 import treepack._core as core
 from treepack._src.interop import jax as _jax
@@ -45,35 +49,46 @@ def warn_of_part(source: Any) -> None:
         )
 
 
-def plan_of(arrays: Iterable[Any]) -> core.ShardPlan:
+def plan_of(arrays: Iterable[Any], block: int | None = None) -> core.ShardPlan:
     """Assigns the shards of arrays to processes; the plan is the same in all of them.
 
     An array on a process's own devices, such as the result of `jnp.zeros`, counts as equal in all
     processes, like numbers and NumPy arrays: process 0 writes it.
+
+    With `block`, larger shards are divided into blocks of rows of about this size in bytes, which
+    are shards of their own.
     """
     return _plan(
         tuple(
-            (array.shape, array.nbytes, array.sharding, array.is_fully_addressable)
+            (array.shape, array.nbytes, array.sharding, array.is_fully_addressable, block)
             if _jax.is_array(array)
-            else (array.shape, array.nbytes, None, True)
+            else (array.shape, array.nbytes, None, True, _block_of(array, block))
             for array in arrays
         )
     )
 
 
+def _block_of(array: Any, block: int | None) -> int | None:
+    return block if isinstance(array, np.ndarray) else None  # others are read when written
+
+
 def readers_of(arrays: Iterable[tuple[tuple[int, ...], int, Any]]) -> core.ShardPlan:
     """Assigns shards to the processes that read them, by shape, size and sharding of the arrays."""
-    return _plan(tuple((*array, False) for array in arrays))
+    return _plan(tuple((*array, False, None) for array in arrays))
 
 
 @functools.lru_cache(maxsize=4)  # the next save has the same arrays
-def _plan(arrays: tuple[tuple[tuple[int, ...], int, Any, bool], ...]) -> core.ShardPlan:
+def _plan(
+    arrays: tuple[tuple[tuple[int, ...], int, Any, bool, int | None], ...],
+) -> core.ShardPlan:
     splits = []
     numbered: dict[int, tuple[int, _Holders]] = {}
-    for shape, nbytes, sharding, is_local in arrays:
+    for shape, nbytes, sharding, is_local, block in arrays:
         counts, holders = _split(sharding, shape)
         if is_local:
             holders = _shared(((0,),) * len(holders))
+        if block is not None and nbytes // len(holders) > block:
+            counts, holders = _in_blocks(shape, counts, holders, nbytes, block)
         number, _ = numbered.setdefault(id(holders), (len(numbered), holders))
         splits.append((counts, number, nbytes // len(holders), sharding is None))
     return core.ShardPlan(splits, [holders for _, holders in numbered.values()])
@@ -91,6 +106,45 @@ def _split(sharding: Any, shape: tuple[int, ...]) -> tuple[tuple[int, ...], _Hol
     _, counts, by_shard = division(sharding, shape)
     processes = (sorted({device.process_index for device in devices}) for devices in by_shard)
     return counts, _shared(tuple(map(tuple, processes)))
+
+
+@functools.lru_cache(maxsize=64)
+def _in_blocks(
+    shape: tuple[int, ...], counts: tuple[int, ...], holders: _Holders, nbytes: int, block: int
+) -> tuple[tuple[int, ...], _Holders]:
+    """Divides shards into blocks of rows of one size, which are contiguous in memory.
+
+    A shard with no such blocks of a quarter to four times the size stays whole.
+
+    Args:
+      shape: The shape of the array.
+      counts: The number of shards in each dimension.
+      holders: The holders of the shards.
+      nbytes: The size of the array in bytes.
+      block: The size of a block in bytes.
+
+    Returns:
+      The number of blocks in each dimension, and their holders.
+    """
+    part = [size // count for size, count in zip(shape, counts, strict=True)]
+    each, nbytes = [1] * len(part), nbytes // math.prod(counts)
+    for axis, size in enumerate(part):
+        row = nbytes // size
+        if row > block:
+            each[axis], nbytes = size, row
+            continue
+        divisors = (rows for low in range(1, math.isqrt(size) + 1) for rows in (low, size // low))
+        fitting = [rows for rows in divisors if size % rows == 0 and rows * row <= 4 * block]
+        rows = min(fitting, key=lambda rows: abs(math.log(rows * row / block)))
+        if rows * row >= block / 4:
+            each[axis] = size // rows
+        break
+    cells = core.ShardGrid(shape, counts)
+    fine = [count * more for count, more in zip(counts, each, strict=True)]
+    step = [size // count for size, count in zip(shape, fine, strict=True)]
+    places = itertools.product(*(range(0, size, n) for size, n in zip(shape, step, strict=True)))
+    corners = ([at - at % n for at, n in zip(place, part, strict=True)] for place in places)
+    return tuple(fine), _shared(tuple(holders[cells.shard_at(corner)] for corner in corners))
 
 
 def division(

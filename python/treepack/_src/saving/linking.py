@@ -40,6 +40,9 @@ from treepack.errors import TreepackError
 # The maximum number of linked files of a process and step; with the two that it writes, 20.
 _MOST_LINKED = 18
 
+# Larger shards are divided into blocks of rows, of which only those that changed are written.
+BLOCK_BYTES = 8 << 20
+
 # By default, all files are written again after both this number of checkpoints and of seconds.
 _FULL_CHECKPOINTS = 50
 

@@ -34,11 +34,13 @@ from treepack._src.saving.directory import (
 from treepack._src.saving.identity import Identity, identity_of
 from treepack._src.saving.layout import described_layout, file_layout
 from treepack._src.saving.linking import (
+    BLOCK_BYTES,
     Linking,
     Part,
     Step,
     digests_of,
     fixed,
+    in_host_memory,
     parts_of,
 )
 from treepack._src.storage.place import absolute
@@ -86,7 +88,7 @@ class ShardedWrite:
             tree, 1, saved.metadata, static=saved.static, index=True, hollow=True
         )
         arrays = whole.hollow
-        plan = plan_of(arrays)
+        plan = plan_of(arrays, None if saved.linking is None else BLOCK_BYTES)
         self._processes = [*plan.processes]
         if saved.own is not None:
             self._processes += sorted({*range(count)} - {*self._processes})
@@ -103,13 +105,17 @@ class ShardedWrite:
             self._identity = identity_of(
                 path, saved, self._writing, self._plan, self._draft, arrays
             )
-        mine: list[Part] = []
+        mine: list[tuple[list[str], Any]] = []  # without the texts of paths, which may be long
+        self._linking: Linking | None = saved.linking
+        linked: list[Part] = []
         for number, (parts, array) in enumerate(zip(paths, arrays, strict=True)):
             wanted = plan.shards_of(number, index)
             shards = _shards(parts, array, self._draft.grid(number), wanted, index)
-            mine += parts_of(parts, array, shards)
+            if self._linking is None:
+                mine += [([*parts, *name], data) for _, name, data in shards]
+            else:
+                linked += parts_of(parts, array, shards)
         self._layout: core.Layout | None = None
-        self._linking: Linking | None = saved.linking
         self._step: Step | None = None
         if index in self._processes:
             self._about = {"process": index, "plan": self._plan}
@@ -119,16 +125,18 @@ class ShardedWrite:
                 self._layout = self._laid(mine, snapshot=snapshot)
             else:
                 self._is_fixed = snapshot
-                self._parts = fixed(mine, on_host=True) if snapshot else mine
+                self._parts = fixed(linked, on_host=True) if snapshot else linked
 
-    def _laid(self, parts: Iterable[Part], *, snapshot: bool = False, **more: Any) -> core.Layout:
-        """Lays out a file with shards; `more` are further metadata."""
+    def _laid(
+        self, shards: Iterable[tuple[list[str], Any]], *, snapshot: bool = False, **more: Any
+    ) -> core.Layout:
+        """Lays out a file with shards by their keys; `more` are further metadata."""
         tree: Any = {}
-        for part in parts:
-            if part.keys:
-                _paths.put(tree, part.keys, part.data)
+        for keys, data in shards:
+            if keys:
+                _paths.put(tree, keys, data)
             else:
-                tree = part.data  # the tree is a single host array
+                tree = data  # the tree is a single host array
         return file_layout(
             tree, Saved(metadata=self._about | more), self._writing, snapshot=snapshot
         )
@@ -272,7 +280,7 @@ class ShardedWrite:
                 "digests": {part.text: digest for part, digest in zip(ours, sums, strict=True)},
             }
             name_of_file = file_name(name, index, place)
-            layout = self._laid(ours, **more)
+            layout = self._laid([(part.keys, part.data) for part in ours], **more)
             save_layout(layout, directory.file(name_of_file), self._writing, progress)
             del layout
             written = directory.look(name_of_file)
@@ -359,21 +367,41 @@ def _shards(
     wanted: list[int],
     process: int,
 ) -> list[tuple[int, list[str], Any]]:
-    """Returns the numbers, names and data of the shards that a process writes."""
+    """Returns the numbers, names and data of the shards that a process writes.
+
+    Blocks of rows are views of host memory.
+    """
     counts, is_host = grid
-    if is_host or not wanted:
-        return [(0, [], array)] if wanted else []
-    shards = {}
     cells = core.ShardGrid(array.shape, counts)
-    missing = {*wanted}
-    for shard in array.addressable_shards:
-        cell = cells.shard_at(start_of(shard.index))
-        if cell in missing:
-            shards[cell] = shard.data
-            missing.discard(cell)
-    if missing:  # JAX was interrupted while creating them
+    if is_host and len(cells) == 1:
+        return [(0, [], array)] if wanted else []
+    size = array.shape if is_host else array.sharding.shard_shape(array.shape)
+    is_split = any(
+        part * count > n for part, count, n in zip(size, counts, array.shape, strict=True)
+    )
+    # The box of each shard, and the first element of the array's own shard that contains it.
+    boxes, corners = [cells.bounds(cell) for cell in wanted], list[tuple[int, ...]]()
+    for box in boxes:
+        corner = tuple(start for start, _ in box)
+        if is_split:
+            corner = tuple(at - at % max(1, n) for at, n in zip(corner, size, strict=True))
+        corners.append(corner)
+    needed = {*corners}
+    held: dict[tuple[int, ...], Any] = {(0,) * array.ndim: array} if is_host else {}
+    for shard in () if is_host or not wanted else array.addressable_shards:
+        if (corner := start_of(shard.index)) in needed:
+            held.setdefault(corner, shard.data)
+    if len(held) < len(needed):  # JAX was interrupted while creating them
         raise TreepackError(
-            f"at {_paths.text(path)}: the array is incomplete: expected {len(wanted)} shards in "
-            f"process {process}, found {len(shards)}. Create the array again"
+            f"at {_paths.text(path)}: the array is incomplete: expected {len(needed)} shards in "
+            f"process {process}, found {len(held)}. Create the array again"
         )
-    return [(cell, [cells.name(cell)], shards[cell]) for cell in wanted]
+    shards = []
+    for cell, box, corner in zip(wanted, boxes, corners, strict=True):
+        data = held[corner]
+        if is_split:
+            if _jax.is_array(data):
+                data = held[corner] = in_host_memory(data)
+            data = data[tuple(slice(a - c, b - c) for (a, b), c in zip(box, corner, strict=True))]
+        shards.append((cell, [cells.name(cell)], data))
+    return shards
