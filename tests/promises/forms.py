@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import orbax.checkpoint as ocp
@@ -12,6 +13,7 @@ import orbax.checkpoint as ocp
 import treepack
 from promises.leaves import Kind
 from treepack import serialization
+from treepack._src.saving import sharded
 
 METADATA = {"step": 3}
 
@@ -87,6 +89,14 @@ def _orbax(path: Any, tree: Any) -> None:
 
 def _step(path: Any, tree: Any) -> None:
     treepack.Series(path).save(5, tree, metadata=METADATA)
+
+
+def _linked_step(path: Any, tree: Any) -> None:
+    run = treepack.Series(path, unchanged="link")
+    with mock.patch.object(sharded, "BLOCK_BYTES", 1000):  # most arrays are in several blocks
+        if not run.steps():
+            run.save(4, tree)
+        run.save(5, tree, metadata=METADATA)
 
 
 def _publish(path: Any, tree: Any) -> None:
@@ -167,6 +177,13 @@ FORMS: dict[str, Form] = {
         is_base=False,
     ),
     "step": Form(_step, has_metadata=False, entry=lambda path: path / "step_5"),
+    "linked step": Form(
+        _linked_step,
+        is_directory=True,
+        has_metadata=False,
+        is_base=False,
+        entry=lambda path: path / "step_5",
+    ),
     "version": Form(
         _publish,
         has_metadata=False,

@@ -112,8 +112,11 @@ class Disk:
             inode, name = rest.split(" ", 1)
             if name == self.folder or self.names.get(name, 0) is None:
                 self._sync_directory(name)
-            elif inode in self.inodes:  # others were there before, so they are on the disk
-                self.synced[self.inodes[inode]] = bytes(self.content[self.inodes[inode]])
+            else:
+                # A file from before the log is found by its name, perhaps that of a new link.
+                number = self.inodes.get(inode, self.names.get(name))
+                assert number is not None, f"{name} was synced, but never created"
+                self.synced[number] = bytes(self.content[number])
         elif what in ("rename", "link"):
             old, new = rest.split("\t")
             self._change(what, old, new, self.names[old])
