@@ -309,6 +309,61 @@ def test_options_that_exclude_each_other(tmp_path: Path) -> None:
             Series(tmp_path / "run", **options)
 
 
+@pytest.mark.campaign
+def test_a_long_run_takes_at_most_twice_the_bytes_that_are_alive(
+    in_memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharded, "BLOCK_BYTES", 20_000)
+    rng, steps = random.Random(0), tiers.either(300, 300, nightly=10_000)
+    # Leaves and blocks of a buffer, and how often they change.
+    rates = {f"{it}": rate for it, rate in enumerate([1, 0.5, 0.1, 0.01, 0.001] * 3)}
+    values = dict.fromkeys([*rates, *range(10)], 0)
+    saved: dict[int, dict[Any, int]] = {}
+    most = 0.0
+
+    def tree(values: dict[Any, int]) -> dict[str, Any]:
+        blocks = [np.full((50, 100), values[block], np.float32) for block in range(10)]
+        leaves = {name: np.full(5000, values[name], np.float32) for name in rates}
+        return {**leaves, "buffer": np.concatenate(blocks)}
+
+    def series() -> Series:
+        return Series(in_memory, unchanged="link", keep=Keep(last=2, every=1000), full_every=500)
+
+    run = series()
+    for step in range(steps):
+        changed = [name for name, rate in rates.items() if rng.random() < rate]
+        for name in [*changed, step // 5 % 10]:
+            values[name] = rng.randrange(1 << 20)
+        saved[step] = dict(values)
+        run.save(step, tree(values), background=rng.random() < 0.3)
+        run.wait()
+        kept = run.steps()
+        saved = {at: saved[at] for at in kept}
+        alive = 20_000 * len({pair for each in saved.values() for pair in each.items()})
+        on_disk = [path for path in in_memory.rglob("*") if path.is_file()]
+        stats = [path.stat() for path in on_disk]
+        nbytes = sum({stat.st_ino: stat.st_size for stat in stats}.values())
+        most = max(most, nbytes / alive)
+        assert nbytes <= 2 * alive, (step, nbytes, alive)
+        if rng.random() < 0.01 or step == steps - 1:
+            named = {Path(run.path(at)) / name for at in kept for name in names_in(run.path(at))}
+            assert {*on_disk} == named
+            for at in kept:
+                check(run, at, tree(saved[at]))
+            run = series()
+            found = run.resume()
+            assert found is not None
+            assert found[0] == step
+            assert same(found[1], tree(values))
+    print(f"{steps} steps: at most {most:.2f} times the bytes that are alive")
+
+
+def names_in(path: str) -> set[str]:
+    """Returns the names of the files of a step."""
+    manifest = core.Manifest.decode((Path(path) / shards.MANIFEST).read_bytes())
+    return {shards.MANIFEST, *(name for name, _, _ in manifest.files)}
+
+
 SAVES = """
 import os
 from treepack._src.saving import sharded
