@@ -16,6 +16,7 @@ import treepack._core as core
 from commands import call
 from treepack import serialization
 from treepack._src.api import digest as module
+from treepack._src.saving import sharded
 
 POLYNOMIALS = (0x9A6C9329AC4BC9B5, 0xC96C5795D7870F42)  # reflected: NVME, XZ
 
@@ -191,6 +192,39 @@ def test_an_expected_file_is_loaded(sharded: bool, tmp_path: Path) -> None:
         treepack.load(path, expect=12)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("spec", [None, ("x", None), (None, "y"), ("x", "y")])
+def test_a_step_with_links_stores_digests(
+    spec: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharded, "BLOCK_BYTES", 1000)
+    numbers = np.arange(3200, dtype=np.int32).reshape(40, 80)
+    tree: Any = {**STATE, "m": numbers}
+    if spec is not None:
+        mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
+        tree["m"] = jax.device_put(numbers, NamedSharding(mesh, PartitionSpec(*spec)))
+    run, expected = treepack.Series(tmp_path, unchanged="link"), treepack.digest(tree)
+    for step in range(2):
+        run.save(step, {**tree, "step": step} if step == 0 else tree)
+    path = Path(run.path(1))
+    assert treepack.digest(path) == expected
+    with treepack.open(path) as file:
+        assert treepack.digest(file["params"]) == treepack.digest(STATE["params"])
+    treepack.load(path, expect=expected)
+    # The digests are of what was saved; damage is found by all that reads the arrays.
+    for name in path.glob("*-*.treepack"):
+        data = bytearray(name.read_bytes())
+        at = data.find(numbers[13, 20:24].tobytes())
+        if at >= 0:
+            data[at] ^= 1
+            name.write_bytes(data)
+    is_stored = spec is None or spec[1] is None
+    assert (treepack.digest(path) == expected) is is_stored
+    assert not treepack.verify(path).ok
+    with pytest.raises(treepack.CorruptionError):
+        treepack.load(path, expect=expected)
+    assert "1 corrupt" in call("verify", str(path), "--expect", str(expected), status=1)
+
+
 def test_missing_and_unexpected_leaves_are_named(tmp_path: Path) -> None:
     treepack.save(tmp_path / "model", {"a": 1, "b": 2})
     with pytest.raises(treepack.CorruptionError, match=r"c \(missing\), b \(unexpected\)"):
@@ -207,6 +241,8 @@ def test_the_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     printed = json.loads(call("digest", "model", "--json"))
     assert printed == {"file": "model", "digest": str(expected), "leaves": dict(expected.leaves)}
     assert call("verify", "model", "--expect", str(expected)).startswith("model: ")
+    for wrong in ("12", f"{expected}0", "g" * 32, ""):
+        assert "32 hexadecimal digits" in call("verify", "model", "--expect", wrong, status=2)
     other = call("verify", "model", "--expect", "0" * 32, status=1)
     assert f"found {expected}" in other
     printed = json.loads(call("verify", "model", "--json", "--expect", "0" * 32, status=1))

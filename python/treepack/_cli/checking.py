@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 from typing import Annotated, Any
 
@@ -14,6 +15,14 @@ from treepack._cli.listing import ANY_FILE, KINDS, MAX_SIZE, flag, opened
 from treepack._src.printable import jsonable, printable
 from treepack._src.series.listing import run_at
 from treepack._src.storage.place import shown
+
+
+def _digits(text: str | None) -> str | None:
+    if text is not None and not re.fullmatch("[0-9a-fA-F]{32}", text):
+        raise typer.BadParameter(
+            f"expected 32 hexadecimal digits, as `treepack digest` prints them, got {text!r:.100}"
+        )
+    return text
 
 
 def verify(
@@ -31,6 +40,7 @@ def verify(
             "--expect",
             metavar="HEX",
             help="The digest of each file, as `treepack digest` prints it.",
+            callback=_digits,
         ),
     ] = None,
     max_size: MAX_SIZE = None,

@@ -11,9 +11,10 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
+from treepack._src.checkpoint.boxes import ShardedArray
 from treepack._src.checkpoint.file import File, Tree, open, place_of
 from treepack._src.checkpoint.reader import LazyArray, Reader
-from treepack._src.checkpoint.sharded import unless_replaced
+from treepack._src.checkpoint.sharded import ShardedReader, unless_replaced
 from treepack._src.elsewhere import advised
 from treepack._src.options import StorageOptions
 from treepack._src.printable import printable, shortened
@@ -79,6 +80,10 @@ def digest(
     flax's. It covers paths, dtypes, shapes and values, but not metadata, types of containers and
     their static data. NumPy and JAX arrays, and scalars of NumPy and 0-d arrays, count as equal.
 
+    The digests of arrays that a run with `unchanged="link"` stores in its steps are read, not
+    computed: they are of the values that were saved. `verify` compares the bytes with their
+    checksums, `load(expect=)` computes all digests.
+
     Digests find damage and mistakes, not forgery: two trees with the same digest can be
     constructed. See "Digests" in docs/format.md for the definition.
 
@@ -104,14 +109,14 @@ def digest(
       7
     """
     if isinstance(source, Tree):
-        return digest_of(source, threads)
+        return digest_of(source, threads, is_stored=True)
     source = resolved(source, storage_options)
     if not is_source(source):
         return digest_of(_laid(source), threads)
 
     def attempt() -> Digest:
         with open(source, max_size=max_size) as file:
-            return digest_of(file, threads)
+            return digest_of(file, threads, is_stored=True)
 
     return unless_replaced(attempt)
 
@@ -122,8 +127,11 @@ def _laid(tree: Any) -> File:
     return File(Reader(b"", Opened(core.Content.laid(layout, []))))
 
 
-def digest_of(tree: Tree, threads: int | None) -> Digest:
-    """Computes the digest of an open file or a part of it; see `digest`."""
+def digest_of(tree: Tree, threads: int | None, *, is_stored: bool = False) -> Digest:
+    """Computes the digest of an open file or a part of it; see `digest`.
+
+    With `is_stored`, digests that its files store are not computed again.
+    """
     with naming(place_of(tree).reader.given):
         heads: dict[str, tuple[bytes, int]] = {}
         digests: dict[str, bytes] = {}
@@ -132,7 +140,10 @@ def digest_of(tree: Tree, threads: int | None) -> Digest:
             head, data = _parts(leaf)
             if isinstance(data, LazyArray):
                 heads[path] = _of_bytes(head), data.nbytes
-                if type(data) is LazyArray and data.reader.is_local:
+                stored = _stored(data) if is_stored else None
+                if stored is not None:
+                    digests[path] = stored
+                elif type(data) is LazyArray and data.reader.is_local:
                     together[path] = data
                 else:
                     digests[path] = _of_windows(data, threads)
@@ -163,6 +174,12 @@ def _parts(leaf: Any) -> tuple[bytes, LazyArray | bytes]:
         data = core.lay_raw(b"", [np.asarray(leaf)], snapshot=False).to_bytes(threads=None)
         return (f"key<{impl}>".encode() if impl else b"") + _head(np.asarray(leaf)), data
     return b"value\0", core.encode_value(leaf)
+
+
+def _stored(array: LazyArray) -> bytes | None:
+    if isinstance(array, ShardedArray) and isinstance(array.reader, ShardedReader):
+        return array.reader.stored_digest(array)
+    return None
 
 
 def _head(array: Any) -> bytes:
