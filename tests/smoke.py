@@ -112,13 +112,16 @@ def in_files(folder: Path) -> None:
     assert treepack.load(folder / "mapped.safetensors", mapping=mapping)["a"].shape == (2, 2)
     assert treepack.load(folder / "model.safetensors")["layers"]["1"][0] == 1
     calls: list[int] = []
-    calls: list[int] = []
     progress: treepack.Progress = lambda done, total: calls.append(done)  # noqa: E731
     arrays: treepack.Arrays = "saved"
     strict: treepack.Strict = "exact"
-    saving: treepack.Saving = treepack.save(path, TREE, metadata={"step": 3}, background=True)
+    place: treepack.Location = path
+    storage_options: treepack.StorageOptions = None
+    writing: treepack.SaveOptions = {"metadata": {"step": 3}, "storage_options": storage_options}
+    reading: treepack.LoadOptions = {"arrays": arrays}
+    saving: treepack.Saving = treepack.save(place, TREE, background=True, **writing)
     saving.result()
-    check(treepack.load(path, arrays=arrays))
+    check(treepack.load(place, **reading))
     report: treepack.Report
     found, report = treepack.load(path, TREE, strict=strict, verify=True, return_report=True)
     check(found)

@@ -25,7 +25,14 @@ from treepack._src.checkpoint.mapped import Mapping
 from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.checkpoint.verify import Verification, verify
 from treepack._src.elsewhere import MODULE
-from treepack._src.options import Arrays, Progress, Strict
+from treepack._src.options import (
+    Arrays,
+    LoadOptions,
+    Progress,
+    SaveOptions,
+    StorageOptions,
+    Strict,
+)
 from treepack._src.registry.register import register_dataclass, register_namedtuple, register_node
 from treepack._src.registry.register_tree import register_tree
 from treepack._src.registry.static import register_auxdata, register_function
@@ -35,6 +42,7 @@ from treepack._src.saving.background import Saving
 from treepack._src.series.keep import Keep
 from treepack._src.series.publishing import Publisher, Subscriber
 from treepack._src.series.series import Series
+from treepack._src.storage.place import Location
 from treepack.errors import *  # noqa: F403  # it lists its names
 
 core.set_hooks(hooks, errors)
@@ -63,13 +71,17 @@ __all__ = [
     "Info",
     "Keep",
     "LazyArray",
+    "LoadOptions",
     "LoadedExported",
+    "Location",
     "Mapping",
     "Progress",
     "Publisher",
     "Report",
+    "SaveOptions",
     "Saving",
     "Series",
+    "StorageOptions",
     "Strict",
     "Subscriber",
     "Tree",

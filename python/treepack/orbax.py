@@ -19,12 +19,13 @@ Examples:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 try:
     import orbax.checkpoint as ocp  # type: ignore[import-untyped]
@@ -33,34 +34,23 @@ except ImportError as _error:
         "treepack.orbax is for Orbax's managers: pip install orbax-checkpoint"
     ) from _error
 
-from treepack import serialization
-from treepack._src import paths as _paths
-from treepack._src.api.files import load
-from treepack._src.api.structure import abstract
-from treepack._src.options import (
-    Arrays,
-    Cast,
-    Containers,
-    Missing,
-    Replicas,
-    Saved,
-    Static,
+import jax  # comes with Orbax
+
+from treepack import (
+    LoadOptions,
+    Location,
     StorageOptions,
-    Strict,
-    Unexpected,
-    Unknown,
-    WriteOptions,
-    Writing,
-    takes,
+    abstract,
+    load,
+    serialization,
 )
-from treepack._src.pytree.state_dict import leaves_of
+from treepack._src import paths as _paths
+from treepack._src.options import Saved, WriteOptions, Writing, takes
 from treepack._src.registry.code import check_is_tree
 from treepack._src.saving.sharded import ShardedWrite
-from treepack._src.storage.content import read_all
-from treepack._src.storage.entries import exists, is_directory
+from treepack._src.storage.content import read_files
 from treepack._src.storage.foreign import REFERENCES
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import Location, beside, joined, located
 from treepack.errors import TreepackError
 
 __all__ = ["TreepackHandler", "TreepackRestore", "TreepackSave", "load_aggregate"]
@@ -159,38 +149,27 @@ class TreepackSave(ocp.args.CheckpointArgs):  # type: ignore[misc]
 
     item: Any
     metadata: Any = None
-    static: Static = "skip-code"
+    static: Literal["skip-code", "skip", "error"] = "skip-code"
 
 
 @ocp.args.register_with_handler(TreepackHandler, for_restore=True)
-@dataclasses.dataclass
+@dataclasses.dataclass(init=False)
 class TreepackRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]
     """The template to restore, and options of `treepack.load`.
 
     Options that are `None` use the options of the handler (`TreepackHandler(restore=...)`), or else
     the defaults of `treepack.load`.
 
-    Attributes:
+    Args:
       item: A template, whose leaves may be `jax.ShapeDtypeStruct`s with shardings; or `None` for
         the tree as it was saved. Leaves that are `...` (Orbax's `PLACEHOLDER`) or a bare `object()`
         stay unchanged, and nothing is read for them.
-      strict: How leaves are compared with the template; see `treepack.load`.
-      cast: Whether to cast floats to the dtypes of the template, and integers where no value
-        changes.
-      select: The leaves to load; see `treepack.load`.
-      mapping: The layout of the file, by paths of the template; see `treepack.load`.
-      missing: Whether leaves that the file lacks are an error, or stay unchanged (`"target"`).
-      unexpected: Whether leaves that the template lacks are an error or ignored; by default, they
-        are ignored in dicts.
-      verify: Whether to compare the files with their checksums first.
-      arrays: The type of arrays: as saved (`"saved"`), all NumPy (`"numpy"`), or all JAX (`"jax"`).
-      sharding: The sharding for all arrays, which become JAX arrays.
-      replicas: Whether each process reads shards that several need (`"read"`), or one process reads
-        and sends them (`"broadcast"`).
-      timeout: The maximum time in seconds that processes wait for each other with `"broadcast"`.
-      unknown: Whether nodes of unregistered types are an error, or become dicts (`"dict"`).
-      containers: Without a template, `"plain"` returns dicts and lists, as Orbax's handlers do.
-      static: The static data that were not saved; see `treepack.load`.
+      strict: See `treepack.load`, also for other options. Without a template,
+        `containers="plain"` returns dicts and lists, as Orbax's handlers do.
+
+    Attributes:
+      item: The template.
+      options: The options that are not `None`, by their names.
 
     Examples:
       >>> import orbax.checkpoint as ocp, tempfile
@@ -202,25 +181,13 @@ class TreepackRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]
       {'step': 3}
     """
 
-    item: Any = None
-    strict: Strict | None = None
-    cast: Cast | None = None
-    select: Any = None
-    mapping: Any = None
-    missing: Missing | None = None
-    unexpected: Unexpected | None = None
-    verify: bool | None = None
-    arrays: Arrays | None = None
-    sharding: Any = None
-    replicas: Replicas | None = None
-    timeout: float | None = None
-    unknown: Unknown | None = None
-    containers: Containers | None = None
-    static: Any = None
+    item: Any
+    options: dict[str, Any]
 
-    def given(self) -> dict[str, Any]:
-        """Returns the options that are not `None`."""
-        return {name: value for name, value in vars(self).items() if value is not None}
+    @takes(LoadOptions, **dict.fromkeys(LoadOptions.__annotations__))
+    def __init__(self, item: Any = None, **options: Unpack[LoadOptions]):
+        self.item = item
+        self.options = {name: value for name, value in options.items() if value is not None}
 
 
 def begun(directory: Any, args: TreepackSave, writing: Writing, *, snapshot: bool) -> ShardedWrite:
@@ -229,29 +196,50 @@ def begun(directory: Any, args: TreepackSave, writing: Writing, *, snapshot: boo
     return ShardedWrite(directory, args.item, saved, writing, snapshot=snapshot)
 
 
-def restored(directory: Any, args: TreepackRestore, default: TreepackRestore) -> Any:
-    """Returns the tree in a directory; `default` has the options that `args` leaves out."""
-    own, options = args.given(), default.given()
-    has_item = "item" in own or "item" in options
-    for name in ("static",) if has_item else ("cast",):
-        options.pop(name, None)  # not allowed in calls with a template, or without one
-    options |= own
-    item = options.pop("item", None)
-    leaves = leaves_of(item, ())
-    wanted = {parts: leaf is not ... and type(leaf) is not object for parts, leaf in leaves}
-    if not all(wanted.values()):
-        if () in wanted:
-            return item
-        selected: dict[str, Any] = {}
-        for parts, is_wanted in wanted.items():
-            _paths.put(selected, parts, is_wanted)
-        options.setdefault("select", selected)
+# Options of calls without a template, and with one.
+_WITHOUT_ITEM = ("static", "dtype")
+_WITH_ITEM = ("cast", "missing", "mismatched")
+
+
+def restored(
+    directory: Any,
+    args: TreepackRestore,
+    default: TreepackRestore,
+    more: LoadOptions = {},  # noqa: B006  # it stays as it is
+) -> Any:
+    """Returns the tree in a directory.
+
+    Args:
+      directory: The directory.
+      args: The template and options.
+      default: Its template and options count where `args` has none.
+      more: Options that count where neither has them.
+    """
+    item = default.item if args.item is None else args.item
+    options: dict[str, Any] = {**more, **default.options}
+    for name in _WITHOUT_ITEM if item is not None else _WITH_ITEM:
+        options.pop(name, None)
+    options |= args.options
+    wanted: Any = True
+    with contextlib.suppress(Exception):  # `load` explains templates of another form
+        wanted = _wanted(serialization.to_state_dict(item))
+    if wanted is False:
+        return item
+    if False in jax.tree.leaves(wanted):
+        options.setdefault("select", wanted)
     return load(os.fspath(directory), item, **options)
+
+
+def _wanted(state: Any) -> Any:
+    """Returns which leaves of a template are restored."""
+    if isinstance(state, dict):
+        return {name: _wanted(child) for name, child in state.items()}
+    return state is not ... and type(state) is not object
 
 
 def metadata_of(directory: Any, default: TreepackRestore) -> Any:
     """Returns the tree with the shapes and dtypes of its arrays."""
-    containers = default.containers or "saved"
+    containers = default.options.get("containers", "saved")
     return abstract(os.fspath(directory), unknown="dict", containers=containers)
 
 
@@ -307,17 +295,15 @@ def load_aggregate(
       {'w': array([1., 1.])}
     """
     check_is_tree(target)
-    place = located(path, storage_options)
-    file = joined(place, "checkpoint") if is_directory(place) else place
-    with naming(file):
-        entries = _read_json(beside(file, "_METADATA")).get("tree_metadata", {}).values()
+    data, *others = read_files(path, ("checkpoint", "_METADATA", "_strings.json"), storage_options)
+    with naming(path):
+        metadata, strings = (json.loads(other or b"{}") for other in others)
         types = {
             tuple(str(key["key"]) for key in entry["key_metadata"]): (
                 entry["value_metadata"]["value_type"]
             )
-            for entry in entries
+            for entry in metadata.get("tree_metadata", {}).values()
         }
-        strings = _read_json(beside(file, "_strings.json"))
         lost: list[str] = []
 
         def resolved(value: Any, parts: tuple[str, ...]) -> Any:
@@ -333,7 +319,7 @@ def load_aggregate(
                 lost.append(_paths.text(parts))
             return strings.get(name) if make is None else make()
 
-        state = resolved(serialization.msgpack_restore(read_all(file)), ())
+        state = resolved(serialization.msgpack_restore(data), ())
         if lost:
             raise TreepackError(
                 f"{len(lost)} leaves are not in this file but in TensorStore files beside "
@@ -343,11 +329,6 @@ def load_aggregate(
         if target is None:
             return state
         return serialization.from_state_dict(target, serialization.to_state_dict(state))
-
-
-def _read_json(file: str) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(read_all(file)) if exists(file) else {}
-    return content
 
 
 def __dir__() -> list[str]:

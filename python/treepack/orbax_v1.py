@@ -22,11 +22,11 @@ Examples:
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import sys
 from collections.abc import Awaitable, Generator, Iterable
 from typing import Any, Unpack
 
+from treepack import LoadOptions
 from treepack._src.options import WriteOptions, Writing, takes
 from treepack._src.saving.sharded import ShardedWrite
 from treepack._src.storage.place import joined
@@ -92,13 +92,13 @@ class TreepackHandler:
                 "treepack neither pads nor truncates arrays: load without "
                 "enable_padding_and_truncation, then pad or truncate with jax.numpy"
             )
-        default = self.restore
-        if _option("pytree.loading.partial_load") and default.unexpected is None:
-            default = dataclasses.replace(default, unexpected="ignore")
-        if _option("array.loading.use_load_and_broadcast") and default.replicas is None:
-            default = dataclasses.replace(default, replicas="broadcast")
+        more: LoadOptions = {}
+        if _option("pytree.loading.partial_load"):
+            more["unexpected"] = "ignore"
+        if _option("array.loading.use_load_and_broadcast"):
+            more["replicas"] = "broadcast"
         loaded = asyncio.get_running_loop().create_future()
-        loaded.set_result(restored(directory, args, default))
+        loaded.set_result(restored(directory, args, self.restore, more))
         return loaded
 
     async def metadata(self, directory: Any) -> Any:

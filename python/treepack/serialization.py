@@ -11,7 +11,7 @@ split into chunks.
 from __future__ import annotations
 
 import functools
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack, overload
 
 import numpy as np
 
@@ -40,10 +40,11 @@ from treepack._src.pytree.state_dict import is_serializable, to_state_dict
 from treepack._src.restore.record import take
 from treepack._src.restore.session import current_path
 from treepack._src.restore.template import from_state_dict, restore_encoded
+from treepack._src.saving.background import Saving, is_saving, run, wait_for
 from treepack._src.saving.layout import Chunks, plain_layout, state_layout
 from treepack._src.storage.content import check_is_bytes, read_whole
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import Location, located
+from treepack._src.storage.place import Location, absolute, located
 from treepack._src.storage.write import save_layout
 from treepack.errors import GzipError
 
@@ -211,12 +212,34 @@ def msgpack_restore(
         raise
 
 
+@overload
+def save_to_file(
+    target: Any,
+    filepath: Location,
+    *,
+    background: Literal[False] = False,
+    **options: Unpack[FileWriteOptions],
+) -> None: ...
+
+
+@overload
+def save_to_file(
+    target: Any,
+    filepath: Location,
+    *,
+    background: Literal[True],
+    **options: Unpack[FileWriteOptions],
+) -> Saving: ...
+
+
 @takes(FileWriteOptions)
 def save_to_file(
     target: Any,
     filepath: Location,
+    *,
+    background: bool = False,
     **options: Unpack[FileWriteOptions],
-) -> None:
+) -> Saving | None:
     """Saves a tree to a file, atomically.
 
     Writes directly from the arrays to a temporary file in the same directory, then renames it.
@@ -226,6 +249,8 @@ def save_to_file(
       target: Any tree; see `to_state_dict`.
       filepath: The file. It keeps the permissions of the file that it replaces; a new file follows
         the umask.
+      background: Whether to write in a thread, and return a `Saving` as soon as the program may
+        change the tree; see `treepack.save`.
       align: See `to_bytes`. With 64, JAX on CPU can use the arrays of a mapped file in place.
       compress: `True` compresses with gzip, `"numbers"` by the exponents of floats; see
         `treepack.save`.
@@ -237,6 +262,10 @@ def save_to_file(
         or `True` for a tqdm bar. An exception in it cancels the save, and the file stays the old
         one.
       storage_options: Options for the store of a URL; see `treepack.save`.
+
+    Returns:
+      With `background=True` a `Saving`, whose `result()` waits until the file is written.
+      Otherwise `None`.
 
     Raises:
       OSError: If the file cannot be written.
@@ -255,7 +284,18 @@ def save_to_file(
         options.get("storage_options"),
         for_file="pass its path, or write the result of to_bytes(target) to it",
     )
-    save_layout(state_layout(target, writing.align), place, writing, options.get("progress"))
+    progress = options.get("progress")
+    check("background", background)
+    if is_saving():
+        wait_for(place)
+    if not background:
+        save_layout(state_layout(target, writing.align), place, writing, progress)
+        return None
+    layout = state_layout(target, writing.align, snapshot=True)
+    # The program may change its working directory during the save.
+    write = functools.partial(save_layout, layout, absolute(place), writing)
+    del layout  # so that the traceback of an error does not hold it
+    return run(place, write, progress, background=True)
 
 
 @takes(FileReadOptions)

@@ -18,10 +18,11 @@ import pytest
 
 import processes
 import treepack
-from treepack import checkpoints
+from treepack import checkpoints, serialization
 from treepack._src.interop.modules import error_class
-from treepack._src.series import retention
-from treepack._src.series.names import Folder
+from treepack._src.saving import checkpoints as saving_checkpoints
+from treepack.checkpoints import restoring
+from treepack.checkpoints.names import Steps
 from treepack.errors import InvalidCheckpointError, MismatchError, MultiprocessArrayError
 
 
@@ -329,15 +330,15 @@ def test_another_process_may_remove_what_is_being_restored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharded: bool
 ) -> None:
     treepack.save(tmp_path / "checkpoint_1", {"a": 1}, sharded=sharded)
-    name = "load" if sharded else "read_whole"
-    read = getattr(checkpoints, name)
+    module, name = (restoring, "load") if sharded else (serialization, "load_from_file")
+    read = getattr(module, name)
 
-    def read_later(path: str, *args: Any, **options: Any) -> Any:
-        if path.endswith("_1"):
+    def read_later(*args: Any, **options: Any) -> Any:
+        if str(args[not sharded]).endswith("_1"):
             checkpoints.save_checkpoint(tmp_path, {"a": 2}, 2)
-        return read(path, *args, **options)
+        return read(*args, **options)
 
-    monkeypatch.setattr(checkpoints, name, read_later)
+    monkeypatch.setattr(module, name, read_later)
     assert checkpoints.restore_checkpoint(tmp_path, None) == {"a": 2}
 
 
@@ -384,6 +385,8 @@ def test_files_and_what_is_absent(tmp_path: Path) -> None:
         checkpoints.restore_checkpoint(path, 5, 1)
     (tmp_path / "empty").mkdir()
     assert checkpoints.restore_checkpoint(tmp_path / "empty", 5) == 5
+    with pytest.raises(ValueError, match="strict must be"):
+        checkpoints.restore_checkpoint(tmp_path / "empty", 5, strict="typo")  # type: ignore[arg-type]
     (tmp_path / "empty" / "checkpoint_1").mkdir()  # as of a save that has not ended
     assert checkpoints.restore_checkpoint(tmp_path / "empty", 5) == 5
     with pytest.raises(IsADirectoryError):
@@ -399,15 +402,15 @@ def test_a_save_is_complete_if_old_checkpoints_cannot_be_deleted(
         name = Path(path).name
         if how == "listing" or name == "checkpoint_1":
             raise OSError(number, os.strerror(number), name)
-        remove_file(path)
+        remove_files(path)
 
-    remove_file = retention.remove_file
+    remove_files = saving_checkpoints.remove_files
     for step in (1, 2):
         checkpoints.save_checkpoint(tmp_path, {"a": step}, step, keep=9)
     if how == "listing":
-        monkeypatch.setattr(Folder, "listing", lambda _: fails(tmp_path))
+        monkeypatch.setattr(Steps, "listing", lambda _: fails(tmp_path))
     else:
-        monkeypatch.setattr(retention, "remove_file", fails)
+        monkeypatch.setattr(saving_checkpoints, "remove_files", fails)
     manager = checkpoints.AsyncManager() if how == "background" else None
     together = how == "all processes"
     verb = checkpoints.save_checkpoint_multiprocess if together else checkpoints.save_checkpoint

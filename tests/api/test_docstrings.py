@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 import types
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,8 @@ def is_documented(ty: type, name: str) -> bool:
 def test_classes_and_their_attributes_are_documented(ty: Any) -> None:
     assert inspect.getdoc(ty)
     names = {name for name in own_attributes(ty) if name[0] != "_"}
+    if typing.is_typeddict(ty):
+        return  # the verbs that take the options document them
     if hasattr(ty, "_shown"):  # the other names are internal
         names &= {*ty._shown}
     assert [name for name in sorted(names) if not is_documented(ty, name)] == []

@@ -264,7 +264,9 @@ def test_arrays_beside_an_aggregate_are_named(version: str) -> None:
 
 def test_a_handler_has_defaults_for_all_restores(tmp_path: Path) -> None:
     tree = {"a": (jnp.arange(3), {"n": 1}), "b": optax.ScaleState(), "c": np.ones(2, np.float32)}
-    how = TreepackRestore(containers="plain", cast=True, unexpected="ignore", static={"f": len})
+    how = TreepackRestore(
+        containers="plain", cast=True, unexpected="ignore", missing="target", static={"f": len}
+    )
     handlers = {"default": TreepackHandler(restore=how)}
     with ocp.CheckpointManager(tmp_path, item_handlers=handlers["default"]) as manager:
         manager.save(0, args=TreepackSave(tree))
@@ -275,8 +277,9 @@ def test_a_handler_has_defaults_for_all_restores(tmp_path: Path) -> None:
         assert isinstance(plain["a"][0], jax.Array)
         abstract = manager.item_metadata(0)
         assert type(abstract["a"]) is list
-        found = manager.restore(0, args=TreepackRestore(containers="saved"))
+        found = manager.restore(0, args=TreepackRestore(containers="saved", exclude="c"))
         assert type(found["a"]) is tuple
+        assert "c" not in found
         template = {"a": (jnp.zeros(3, jnp.uint32), {"n": 0}), "c": np.ones(2, np.float64)}
         found = manager.restore(0, args=TreepackRestore(template))
         assert (found["a"][0].dtype, found["c"].dtype) == (jnp.uint32, np.float64)

@@ -8,7 +8,7 @@ import enum
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -82,6 +82,14 @@ def register() -> dict[str, type]:
     return treepack.registered_types()
 
 
+def latest(path: treepack.Location, **options: Unpack[treepack.LoadOptions]) -> Any:
+    return treepack.load(path, **options)
+
+
+def keep(path: treepack.Location, tree: Any, **options: Unpack[treepack.SaveOptions]) -> None:
+    treepack.save(path, tree, **options)
+
+
 def files(folder: Path) -> None:
     path = folder / "model"
     tree: dict[str, Layer | Point] = {"layer": Layer(jnp.ones((4, 2))), "point": Point(1.0)}
@@ -107,6 +115,9 @@ def files(folder: Path) -> None:
         assert treepack.abstract(path, mapping=mapping)["a"].shape == mapped["a"].shape
     treepack.save(folder / "hub", again, format="safetensors", mapping=mapping)
     treepack.save(path, tree, select=["**"])
+    storage_options: treepack.StorageOptions = None
+    keep(path, made, durable=False, storage_options=storage_options)
+    assert set(latest(path, select="a")) == {"a"}
     treepack.save(path, tree, metadata={"step": 1}, compress=True, level=1, progress=progress)
     # With a target the result has its type.
     found: dict[str, Layer | Point] = treepack.load(path, tree, strict=strict)
@@ -269,6 +280,8 @@ def drop_in(folder: Path) -> None:
     assert box.value == 1.0
     assert serialization.msgpack_restore(serialization.msgpack_serialize(tree))["b"] == [1, 2]
     serialization.save_to_file(tree, folder / "file", compress=True, level=1)
+    later: treepack.Saving = serialization.save_to_file(tree, folder / "file", background=True)
+    later.result()
     loaded = serialization.load_from_file(tree, folder / "file")
     assert list(loaded) == ["a", "b"]
     packed: bytes = serialization.to_compressed_bytes(tree)

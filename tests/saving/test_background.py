@@ -22,7 +22,7 @@ import pytest
 import processes
 import tiers
 import treepack
-from treepack import Saving
+from treepack import Saving, serialization
 from treepack._src.api import files
 from treepack._src.saving import background as _background
 from treepack._src.tasks import Milestone
@@ -52,6 +52,25 @@ class Gate:
     def __call__(self, done: int, total: int) -> None:
         self.reached.set()
         assert self.open.wait(HANG_S)
+
+
+def test_files_of_the_drop_in_in_the_background(tmp_path: Path) -> None:
+    tree, path, gate = {"n": np.arange(5000)}, tmp_path / "a", Gate()
+    saving = serialization.save_to_file(tree, path, background=True, progress=gate)
+    assert isinstance(saving, Saving)
+    tree["n"][:] = 1
+    assert gate.reached.wait(HANG_S)
+    waiting = threading.Thread(target=serialization.save_to_file, args=({"n": 2}, path))
+    waiting.start()
+    waiting.join(0.1)
+    assert waiting.is_alive()  # the last save to a path is the one that stays
+    assert not path.exists()
+    gate.open.set()
+    saving.result()
+    waiting.join()
+    assert serialization.load_from_file(None, path) == {"n": 2}
+    serialization.save_to_file({"n": np.arange(5000)}, tmp_path / "b", background=True).result()
+    assert serialization.load_from_file(None, tmp_path / "b")["n"][-1] == 4999
 
 
 @pytest.mark.parametrize("compress", [False, True])

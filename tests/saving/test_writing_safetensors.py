@@ -340,7 +340,7 @@ def test_a_save_that_ends_anywhere_leaves_one_of_both(
             for owner, name in (
                 (saving, "save_layout"),
                 (lease.Lease, "commit"),
-                (saving, "remove_file"),
+                (saving, "remove_files"),
             ):
                 real = getattr(owner, name)
 

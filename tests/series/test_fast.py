@@ -41,7 +41,7 @@ def full(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
 
         monkeypatch.undo()
         if is_full:
-            monkeypatch.setattr(fast_module, "copy_file", fail)
+            monkeypatch.setattr("treepack._src.saving.checkpoints.copy_file", fail)
 
     return set_full
 
@@ -370,7 +370,7 @@ from pathlib import Path
 
 folder, turns, sharded = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "True"
 files = ("series/fast.py", "series/writing.py", "series/retention.py", "saving/directory.py",
-         "storage/write.py", "storage/disk.py")
+         "saving/checkpoints.py", "storage/write.py", "storage/disk.py")
 
 def state(step):
     return {"w": np.full(3000, step, np.float32), "step": step}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from hypothesis import given, settings
 
 import tiers
 import treepack
-from treepack._src.series import writing
 from treepack._src.series.keep import Summary, spaced
 
 VALUES = st.one_of(st.none(), st.sampled_from([math.nan, math.inf, -math.inf]), st.integers(0, 4))
@@ -115,7 +115,7 @@ def test_what_stays_is_what_a_model_keeps(keep: treepack.Keep, events: list[Any]
 def check_history(folder: Path, keep: treepack.Keep, events: list[Any]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         step, now = -1, 1e9
-        patch.setattr(writing.time, "time", lambda: now)
+        patch.setattr(time, "time", lambda: now)
         model = Model(keep)
         run = treepack.Series(folder, keep=keep)
         for distance, seconds, value, then in events:

@@ -393,7 +393,7 @@ def test_an_error_of_the_rules_does_not_harm_the_save(
     def fail(*_: object) -> None:
         raise PermissionError(1, "not permitted", "x")
 
-    monkeypatch.setattr("treepack._src.series.retention.remove_file", fail)
+    monkeypatch.setattr("treepack._src.saving.checkpoints.remove_files", fail)
     with pytest.warns(UserWarning, match="step_2"):
         run.save(3, state(3))
     monkeypatch.undo()

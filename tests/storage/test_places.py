@@ -19,11 +19,11 @@ import pytest
 
 import treepack
 from treepack import checkpoints, serialization
-from treepack._src.series.names import directory_of
 from treepack._src.storage.place import (
     Url,
     absolute,
     beside,
+    directory_of,
     file_system_of,
     joined,
     options_of,

@@ -132,9 +132,6 @@ def _name_of(verb: Callable[..., Any]) -> str:
 class Hinting:
     """Objects whose errors for unknown attributes say what to use instead."""
 
-    # The hints for names of other libraries. Public classes would inherit an annotation.
-    _elsewhere = by_name({})
-
     if not TYPE_CHECKING:  # type checkers would accept any attribute
 
         def __getattr__(self, name: str) -> Any:
@@ -147,7 +144,8 @@ class Hinting:
 
     def _hint_for(self, name: str) -> str:
         """Returns a hint for a name that objects lack, or an empty text."""
-        return self._elsewhere.get(name, "")
+        hints = (_OF_CLASSES.get(kind.__name__, {}) for kind in type(self).__mro__)
+        return next((rows[name] for rows in hints if name in rows), "")
 
 
 def read_only(*_: Any) -> None:
@@ -191,7 +189,7 @@ def called(method: V) -> V:
     return cast(V, _Called(method))
 
 
-SERIES = by_name(
+_SERIES = by_name(
     {
         "restore load": "use resume(target), or treepack.load(run.path(step), target)",
         "latest_step all_steps latest": "use steps(), as in run.steps()[-1]",
@@ -200,24 +198,21 @@ SERIES = by_name(
         "delete": "use keep=treepack.Keep(...), which removes the others",
     }
 )
-"""The names of Orbax's CheckpointManager, and what replaces them in `Series`."""
-
-PUBLISHER = by_name(
+_PUBLISHER = by_name(
     {
         "publish send put update save write set": "use push(tree, version=...)",
         "close wait": "leave it out: a version is published once push returns",
     }
 )
-"""Names that other queues have, and what replaces them in `Publisher`."""
-
-SUBSCRIBER = by_name(
+_SUBSCRIBER = by_name(
     {
         "get receive recv read poll pull load fetch": "use latest(template), or wait(template)",
         "subscribe next listen": "use wait(template), which waits for a newer version",
         "close": "leave it out: it holds no connection",
     }
 )
-"""Names that other queues have, and what replaces them in `Subscriber`."""
+# Names of Orbax's CheckpointManager and of other queues, and what replaces them, by our classes.
+_OF_CLASSES = {"Series": _SERIES, "Publisher": _PUBLISHER, "Subscriber": _SUBSCRIBER}
 
 MODULE = by_name(
     {

@@ -568,7 +568,18 @@ class FileOptions(StepOptions, total=False):
 
 
 class SaveOptions(FileOptions, total=False):
-    """The options of `save` that do not change the type of its result."""
+    """The options of `save` that do not change the type of its result.
+
+    Examples:
+      >>> import tempfile, treepack
+      >>> from typing import Unpack
+      >>> def save_state(path, state, **options: Unpack[treepack.SaveOptions]):
+      ...     treepack.save(path, {"state": state}, **options)
+      >>> path = f"{tempfile.mkdtemp()}/model.treepack"
+      >>> save_state(path, 3, metadata={"step": 1})
+      >>> treepack.load(path)
+      {'state': 3}
+    """
 
     sharded: bool | None
     step: int | None
@@ -628,7 +639,18 @@ class PartOptions(ChoiceOptions, total=False):
 
 
 class LoadOptions(PartOptions, total=False):
-    """The options of `load` that do not change the type of its result."""
+    """The options of `load` that do not change the type of its result.
+
+    Examples:
+      >>> import tempfile, treepack
+      >>> from typing import Unpack
+      >>> def load_state(path, **options: Unpack[treepack.LoadOptions]):
+      ...     return treepack.load(path, **options)["state"]
+      >>> path = f"{tempfile.mkdtemp()}/model.treepack"
+      >>> treepack.save(path, {"state": [1, 2]})
+      >>> load_state(path, containers="plain")
+      [1, 2]
+    """
 
     mmap: bool
     base: Any

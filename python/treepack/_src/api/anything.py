@@ -24,9 +24,9 @@ from treepack._src.formats import SEPARATOR
 from treepack._src.options import Opening, Progress
 from treepack._src.saving.layout import base_of
 from treepack._src.storage.content import Opened, open_parts, read_whole
+from treepack._src.storage.entries import is_local
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import check_name, local, resolved
-from treepack._src.storage.stores import store_of
 from treepack.errors import DecodeError, NoIndexError
 
 
@@ -107,7 +107,7 @@ def _laid_out(
 ) -> tuple[core.Layout, str] | None:
     """Lays out a file that `open` does not read, or reads in another way; names its format."""
     format, content = formats.of_suffix(source), None
-    if format is None and store_of(source)[0].is_local:
+    if format is None and is_local(source):
         place = Path(local(source))
         if place.is_file() and place.stat().st_size:
             content = core.Content.map(place)

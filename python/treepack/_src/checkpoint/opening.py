@@ -12,12 +12,20 @@ from treepack._src.checkpoint.sharded import ShardedReader
 from treepack._src.checkpoint.shards import FILE, MANIFEST
 from treepack._src.formats import Format
 from treepack._src.options import check
-from treepack._src.storage.content import Openable, Opened, open_parts
+from treepack._src.storage.content import (
+    Openable,
+    Opened,
+    check_gzip,
+    downloaded,
+    is_special,
+    open_parts,
+)
 from treepack.errors import (
     CorruptionError,
     DamagedFileError,
     DecodeError,
     NewerVersionError,
+    NoIndexError,
     NoManifestError,
     TreepackError,
 )
@@ -87,6 +95,33 @@ def open_reader(
             return ShardsReader(source, lost=error.reason, **options)
         raise DamagedFileError(error.message, error.offset, error.path) from error
     return cast(Reader, opening(**options))
+
+
+def open_regular(
+    path: str, *, is_directory: bool = False, is_whole: bool = False, **options: Any
+) -> Reader:
+    """Opens a file or directory by its path.
+
+    Args:
+      path: Its path or URL.
+      is_directory: Whether it is known to be a directory.
+      is_whole: Whether all of a remote file is read, in one request.
+      options: See `open_reader`.
+
+    Raises:
+      DecodeError: If it is a pipe or device.
+      NoIndexError: If it is gzip that cannot be read in parts, and is intact.
+    """
+    if is_special(path):
+        raise DecodeError("it is not a regular file")
+    source = downloaded(path) if is_whole and not is_directory else path
+    try:
+        reader = open_reader(source, is_directory=is_directory, **options)
+    except NoIndexError:
+        check_gzip(source)  # it may be torn, of any size
+        raise
+    reader.given = path
+    return reader
 
 
 def _recognized(opened: Opened) -> Format | None:

@@ -28,7 +28,7 @@ from treepack._src.checkpoint.reader import (
     StayLazy,
     Verified,
 )
-from treepack._src.checkpoint.shards import MANIFEST, about_in, save_of
+from treepack._src.checkpoint.shards import MANIFEST, about_in, process_of, save_of
 from treepack._src.forks import Locked
 from treepack._src.options import Reading, Status, Tell, tell_from
 from treepack._src.pytree import prng as _prng
@@ -173,6 +173,15 @@ class ShardedReader(Files):
             reader._files = [None] * len(self._expected)
             reader.catalogs = [None] * len(self._expected)
         return reader
+
+    def processes(self) -> dict[int, int]:
+        """Returns the number of the file of each process of the save."""
+        names = [name for name, _, _ in self._expected]
+        # Linked files of earlier saves may be of processes with the same numbers.
+        mine = [at for at, name in enumerate(names) if save_of(name) == save_of(names[0])]
+        numbers = {process_of(names[at]): at for at in reversed(mine)}
+        numbers.pop(-1, None)
+        return numbers
 
     def file(self, number: int) -> Reader:
         """Returns a file after checking that it matches the manifest.

@@ -26,10 +26,19 @@ MANIFEST = "manifest.treepack"
 NAME = r"[0-9a-f]{8}-\d{5,}\.treepack"
 FILE = re.compile(NAME)
 
+# Those of the one file of each process, with its number; the names of its other files are longer.
+_FILE_OF = re.compile(r"[0-9a-f]{8}-(\d{5,9})\.treepack")
+
 
 def save_of(name: str) -> str:
     """Returns the random start of a file's name, shared by all files that one save writes."""
     return name.partition("-")[0]
+
+
+def process_of(name: str) -> int:
+    """Returns the number of the process that has written a file; -1 if its name has none."""
+    match = _FILE_OF.fullmatch(name)
+    return -1 if match is None else int(match[1])
 
 
 def about_in(catalog: core.Catalog) -> dict[str, Any]:

@@ -358,6 +358,11 @@ with contextlib.suppress(
 atexit.register(_end)
 
 
+def is_saving() -> bool:
+    """Returns whether saves in the background are under way."""
+    return bool(_under_way)
+
+
 def wait_for(path: str | os.PathLike[str]) -> None:
     """Waits until current saves to a path have ended."""
     absolute(path)  # raises if the working directory was removed

@@ -14,7 +14,6 @@ import errno
 import hashlib
 import os
 import re
-import secrets
 import socket
 import threading
 import time
@@ -38,8 +37,6 @@ from treepack._src.storage.store import ABSENT, ConditionError
 from treepack._src.storage.stores import remote_store, store_of
 from treepack.errors import BusyError, DecodeError
 
-_FILE_OF = re.compile(r"[0-9a-f]{8}-(\d{5,9})\.treepack")
-
 _SHARD_FILE = re.compile(rf"{NAME}|\.({NAME}|(lease|manifest)\.treepack)\.treepack-.*\.tmp")
 
 
@@ -50,12 +47,6 @@ def file_name(name: str, process: int, part: int = 0) -> str:
     """
     number = f"{part:05}" if part else ""
     return f"{name}-{process:05}{number}.treepack"
-
-
-def process_of(name: str) -> int:
-    """Returns the number of the process that has written a file; -1 if its name has none."""
-    match = _FILE_OF.fullmatch(name)
-    return -1 if match is None else int(match[1])
 
 
 def is_unfinished(names: Iterable[str]) -> bool:
@@ -465,17 +456,3 @@ def directory_at(path: str | os.PathLike[str]) -> Directory:
 def writer() -> str:
     """Describes this process, for manifests."""
     return f"process {os.getpid()} on {socket.gethostname()} at {utc(time.time())}"
-
-
-def remove_unfinished(path: str) -> None:
-    """Removes the directory of a killed save as far as possible, unless another job saves to it.
-
-    In a store, where the state is unknown, it stays.
-    """
-    directory = directory_at(path)
-    if not isinstance(directory, LocalDirectory):
-        return
-    with contextlib.suppress(BusyError, OSError):
-        directory.claim(secrets.token_hex(4))  # a claim cleans the directory
-        directory.release()
-        Path(path).rmdir()

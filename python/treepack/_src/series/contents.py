@@ -14,26 +14,21 @@ import contextlib
 import errno
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, Unpack
+from typing import Any
 
 from treepack._src.api.bytes import dumps, loads
 from treepack._src.checkpoint.boxes import DAMAGE
 from treepack._src.checkpoint.file import File
 from treepack._src.checkpoint.load import unsummed
-from treepack._src.checkpoint.opening import open_reader
+from treepack._src.checkpoint.opening import open_regular
 from treepack._src.checkpoint.reader import Reader
 from treepack._src.checkpoint.sharded import ShardedReader
-from treepack._src.checkpoint.shards import save_of
-from treepack._src.options import PartOptions
 from treepack._src.printable import short_repr
 from treepack._src.registry.static import metadata_in
-from treepack._src.saving.directory import process_of
 from treepack._src.series.keep import Summary
-from treepack._src.storage.content import check_gzip, downloaded, is_special
 from treepack._src.storage.naming import naming
 from treepack.errors import (
     CorruptionError,
-    DecodeError,
     NewerVersionError,
     NoIndexError,
     UnregisteredTypeError,
@@ -127,13 +122,9 @@ class Contents:
         self._files: dict[int, Callable[[], Reader]] = {0: lambda: reader}
         self._all = [*self._files.values()]
         if isinstance(reader, ShardedReader):
-            names = [name for name, _, _ in reader.manifest.files]
-            # Linked files of earlier saves may be of processes with the same numbers.
-            mine = [at for at, name in enumerate(names) if save_of(name) == save_of(names[0])]
-            processes = {process_of(names[at]): at for at in reversed(mine)}
-            processes.pop(-1, None)
+            processes = reader.processes()
             self._files = {number: partial(reader.file, at) for number, at in processes.items()}
-            self._all = [partial(reader.file, at) for at in range(len(names))]
+            self._all = [partial(reader.file, at) for at in range(len(reader.manifest.files))]
         metadata = _metadata(reader)
         self._is_ours = (
             isinstance(metadata, dict)
@@ -151,7 +142,7 @@ class Contents:
                 f"{step}"
             )
 
-    def load(self, template: Any, **options: Unpack[PartOptions]) -> Any:
+    def load(self, template: Any, **options: Any) -> Any:
         """Loads the state for `resume`; see `treepack.load`."""
         try:
             return File(self._reader).load(template, **options)
@@ -252,21 +243,13 @@ def opened(
       step: The step.
       is_directory: Whether it is known to be a directory.
       is_whole: Whether all of a remote file is read, in one request.
-      options: See `open_reader`.
+      options: See `open_regular`.
 
     Raises:
       Exception: If it cannot be read; see `is_damage`.
       ReplacedError: If it is a directory that is saved again while it is read.
     """
     with naming(path):
-        if is_special(path):
-            raise DecodeError("it is not a regular file")
-        source = downloaded(path) if is_whole and not is_directory else path
-        try:
-            reader = open_reader(source, is_directory=is_directory, **options)
-        except NoIndexError:
-            check_gzip(source)  # it may be torn, of any size
-            raise
-        reader.given = path
+        reader = open_regular(path, is_directory=is_directory, is_whole=is_whole, **options)
         with contextlib.closing(reader):
             yield Contents(reader, step)

@@ -21,12 +21,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import treepack._core as core
-from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.options import Progress
 from treepack._src.printable import warn
 from treepack._src.saving.background import LoggedFuture, begin, wait_at
-from treepack._src.saving.directory import directory_at
+from treepack._src.saving.checkpoints import copy_checkpoint
 from treepack._src.series.contents import is_damage, opened
 from treepack._src.series.keep import Keep, Summary
 from treepack._src.series.names import Folder
@@ -40,8 +38,8 @@ from treepack._src.series.writing import (
 )
 from treepack._src.storage.content import read_all
 from treepack._src.storage.place import joined, real, shown
-from treepack._src.storage.write import copy_file, write_small
-from treepack.errors import CorruptionError, TreepackError
+from treepack._src.storage.write import write_small
+from treepack.errors import TreepackError
 
 FILE = "fast.treepack"
 """The file with the random name of a run, in its directory and in its fast directory."""
@@ -254,10 +252,7 @@ class Fast:
                 self.checkpoints.damaged[step] = error.with_traceback(None)
             raise
         with room_for(self._durable, step, is_directory) as directory:
-            if is_directory:
-                _copy_directory(source, target)
-            else:
-                copy_file(source, target, directory.check)
+            copy_checkpoint(source, target, directory.check, is_directory=is_directory)
             has_saved(self._durable, summary, self._keep, directory)
         self._copied = step
 
@@ -371,27 +366,3 @@ def _name_in(directory: str) -> str | None:
         return read_all(joined(directory, FILE)).decode("ascii", "replace")
     except FileNotFoundError:
         return None
-
-
-def _copy_directory(source: str, target: str) -> None:
-    """Copies a sharded checkpoint, in one commit.
-
-    Raises:
-      CorruptionError: If the size of a file differs from the manifest.
-    """
-    data = read_all(joined(source, MANIFEST))
-    files = core.Manifest.decode(data).files
-    directory = directory_at(target)
-    directory.claim(files[0][0].partition("-")[0])
-    try:
-        for name, expected, _ in files:
-            nbytes = copy_file(joined(source, name), directory.file(name))
-            if nbytes != expected:
-                raise CorruptionError(
-                    f"{joined(source, name)} has the wrong size: expected {expected} bytes, "
-                    f"found {nbytes}"
-                )
-        directory.commit(data, directory.names(), durable=True)
-    finally:
-        directory.clean()
-        directory.release()

@@ -8,9 +8,9 @@ from treepack._src import formats
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.saving.lease import utc
 from treepack._src.series.contents import is_damage, opened
-from treepack._src.series.names import CheckpointEntry, Folder, directory_of
-from treepack._src.storage.entries import entries, is_directory
-from treepack._src.storage.place import absolute, joined
+from treepack._src.series.names import CheckpointEntry, Folder
+from treepack._src.storage.entries import entries
+from treepack._src.storage.place import fixed_directory, joined
 from treepack.errors import CorruptionError
 
 # The prefixes of `treepack.Series`, flax's checkpoints and Orbax's managers.
@@ -89,12 +89,13 @@ def run_at(path: str, prefix: str | None = None) -> Run | None:
 
     Without a prefix of its names, it finds those of the libraries.
     """
-    if not is_directory(path):
-        return None
     begins = _PREFIXES if prefix is None else (prefix,)
-    folders = {begin: Folder(absolute(directory_of(path)), begin) for begin in begins}
+    folders = {begin: Folder(fixed_directory(path), begin) for begin in begins}
     # A prefix may name a directory inside; prefixes of libraries do not.
-    names = {entry.name for entry in entries(folders[begins[0]].directory)}
+    try:
+        names = {entry.name for entry in entries(folders[begins[0]].directory)}
+    except NotADirectoryError:
+        return None
     if MANIFEST in names:
         return None
     for begin, folder in folders.items():

@@ -21,12 +21,10 @@ import treepack._core as core
 from treepack._src.options import Opening
 from treepack._src.saving.directory import writer
 from treepack._src.storage.content import read_whole
-from treepack._src.storage.entries import of_directory
+from treepack._src.storage.entries import versioned
 from treepack._src.storage.foreign import substitute
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import joined
-from treepack._src.storage.store import ABSENT
-from treepack._src.storage.stores import store_of
 from treepack._src.storage.write import pieces
 from treepack.errors import CorruptionError, NewerVersionError
 
@@ -83,13 +81,13 @@ class Head(NamedTuple):
       directory: The path or URL of the directory.
       versions: The versions, oldest first.
       data: Its bytes; `None` if nothing was published.
-      stored: Its version in the store, if it was read.
+      stored: Its version in the store, or that it is absent, if it was read.
     """
 
     directory: str
     versions: tuple[Version, ...]
     data: bytes | None
-    stored: Any = ABSENT
+    stored: Any = None
 
     @classmethod
     def of(cls, directory: str, versions: Sequence[Version]) -> Head:
@@ -105,16 +103,9 @@ class Head(NamedTuple):
           CorruptionError: If it is damaged.
           NewerVersionError: If a newer treepack wrote it.
         """
-        path = joined(directory, HEAD)
-        store, place = store_of(path)
-        try:
-            with of_directory():
-                response = store.get(place)
-        except FileNotFoundError:
-            return Head(directory, (), None)
-        data = bytes(response.data)
-        with naming(path):
-            return Head(directory, _versions(data), data, response.version)
+        data, version = versioned(directory, HEAD)
+        with naming(joined(directory, HEAD)):
+            return Head(directory, () if data is None else _versions(data), data, version)
 
     @property
     def newest(self) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Never, Unpack
 import treepack._core as core
 from treepack._src.checkpoint.file import open
 from treepack._src.checkpoint.load import restore_described
-from treepack._src.elsewhere import PUBLISHER, SUBSCRIBER, Hinting, advised
+from treepack._src.elsewhere import Hinting, advised
 from treepack._src.options import (
     ChoiceOptions,
     Reading,
@@ -25,15 +25,15 @@ from treepack._src.options import (
     takes,
 )
 from treepack._src.printable import warn
+from treepack._src.saving.checkpoints import remove_checkpoints
 from treepack._src.saving.layout import described_layout
 from treepack._src.saving.lease import FILE as LEASE
 from treepack._src.saving.lease import Permit, leased
-from treepack._src.series.names import checked, directory_of
+from treepack._src.series.names import checked
 from treepack._src.series.published import HEAD, NAME, Anchor, Head, LoadedVersion, Version, sum_of
-from treepack._src.storage.entries import entries, exists
-from treepack._src.storage.place import Location, absolute, joined, located, shown
+from treepack._src.storage.entries import entries, remove_files
+from treepack._src.storage.place import Location, fixed_directory, joined, shown
 from treepack._src.storage.store import ConditionError
-from treepack._src.storage.stores import store_of
 from treepack._src.storage.write import write_content
 from treepack._src.tasks import Turns
 from treepack.errors import BusyError, CorruptionError, TreepackError
@@ -89,8 +89,6 @@ class Publisher(Hinting):
       (2, np.float32(3.0))
     """
 
-    _elsewhere = PUBLISHER
-
     @advised
     def __init__(
         self,
@@ -101,7 +99,7 @@ class Publisher(Hinting):
         storage_options: StorageOptions = None,
     ):
         check("anchor_every", anchor_every)
-        self._directory = _directory(path, storage_options)
+        self._directory = fixed_directory(path, storage_options)
         self._anchor_every, self._durable = anchor_every, durable
         self._head = Head.read(self._directory)
         self._held: LoadedVersion | None = None
@@ -241,19 +239,18 @@ class Publisher(Hinting):
 
     def _tidy(self) -> None:
         """Removes objects that the head does not name: old ones, and leftovers of failed pushes."""
-        versions, gone = self._head.versions, []
+        versions, gone, temporary = self._head.versions, [], []
         kept = {f"{version.name}.treepack" for version in versions}
         kept |= {f"{version.name}.patch" for version in versions if version.patch is not None}
         try:
             for entry in entries(self._directory):
                 path = joined(self._directory, entry.name)
-                store, place = store_of(path)
                 if _OBJECT.fullmatch(entry.name):
-                    gone += [] if entry.name in kept else [place]
-                elif store.is_local and _TEMPORARY.fullmatch(entry.name):
-                    with contextlib.suppress(OSError):  # its writer is alive
-                        core.remove_if_dead(path)
-            store_of(self._directory)[0].delete(gone)
+                    gone += [] if entry.name in kept else [path]
+                elif _TEMPORARY.fullmatch(entry.name):
+                    temporary.append(path)
+            remove_checkpoints((), temporary=temporary)
+            remove_files(*gone)
             self._has_tidied = True
         except (OSError, TreepackError) as error:
             newest = self._head.newest
@@ -284,8 +281,6 @@ class Subscriber(Hinting):
       (12, {'temperature': 0.7})
     """
 
-    _elsewhere = SUBSCRIBER
-
     @advised
     def __init__(
         self,
@@ -295,7 +290,7 @@ class Subscriber(Hinting):
         storage_options: StorageOptions = None,
     ):
         check("max_size", max_size)
-        self._directory, self._max_size = _directory(path, storage_options), max_size
+        self._directory, self._max_size = fixed_directory(path, storage_options), max_size
         self._held: LoadedVersion | None = None
 
     @takes(ChoiceOptions)
@@ -364,7 +359,7 @@ class Subscriber(Hinting):
                     f"no version{after} was published in {timeout:g} s",
                     shown(self._directory),
                 )
-                if not exists(joined(self._directory, HEAD)):
+                if head.data is None:
                     error.add_note(
                         "treepack: no Publisher has pushed to this directory: is it its path?"
                     )
@@ -411,8 +406,3 @@ class Subscriber(Hinting):
         held = self._held
         text = "no version" if held is None else f"version {held.number}"
         return f"<treepack.Subscriber {shown(self._directory)!r}: {text} received>"
-
-
-def _directory(path: Location, storage_options: StorageOptions) -> str:
-    # The program may go to another directory.
-    return absolute(directory_of(located(path, storage_options)))

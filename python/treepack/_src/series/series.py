@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
-from treepack._src.elsewhere import SERIES, Hinting, advised, called
+from treepack._src.elsewhere import Hinting, advised, called
 from treepack._src.interop import jax as _jax
 from treepack._src.options import (
     TIMEOUT_S,
@@ -31,11 +31,11 @@ from treepack._src.series.contents import Contents, opened
 from treepack._src.series.fast import Fast
 from treepack._src.series.intervals import Intervals
 from treepack._src.series.keep import Keep, best_steps, check_mode, quoted
-from treepack._src.series.names import PIN, Folder, checked, directory_of
+from treepack._src.series.names import PIN, Folder, checked
 from treepack._src.series.preemption import Preemption
 from treepack._src.series.resuming import Resuming
 from treepack._src.series.writing import Checkpoints, Commit
-from treepack._src.storage.place import Location, absolute, located, real, shown
+from treepack._src.storage.place import Location, fixed_directory, real, shown
 from treepack._src.storage.write import write_small
 from treepack.errors import TreepackError
 
@@ -93,8 +93,6 @@ class Series(Hinting):
       (3, {'w': Array([3., 3.], dtype=float32)})
     """
 
-    _elsewhere = SERIES
-
     @advised
     def __init__(
         self,
@@ -113,7 +111,9 @@ class Series(Hinting):
     ):
         check("timeout", timeout)
         linking = _linking(unchanged, full_every, sharded, fast)
-        directory = directory_of(located(path, storage_options))
+        directory = fixed_directory(
+            path, storage_options
+        )  # the program may go to another directory
         is_name = os.path.basename(prefix) == prefix  # noqa: PTH119  # a URL is not a path
         if not is_name or prefix[-1:].isdigit():
             raise ValueError(
@@ -128,9 +128,8 @@ class Series(Hinting):
         check("seconds", seconds)
         self.skipped: list[tuple[int, BaseException]] = []
         self.local: Any = None
-        # The program may go to another directory.
-        self._checkpoints = durable = Checkpoints(Folder(absolute(directory), prefix))
-        self._place = "series", real(absolute(directory))
+        self._checkpoints = durable = Checkpoints(Folder(directory, prefix))
+        self._place = "series", real(directory)
         self._keep, self._sharded, self._timeout = keep, sharded, timeout
         self._linking = linking
         if linking is not None:
@@ -553,12 +552,12 @@ def _linking(
 
 def _checked_fast(fast: str | os.PathLike[str], directory: str) -> str:
     """Returns the absolute path of the fast directory of the series in a directory."""
-    path = directory_of(located(fast))
+    path = fixed_directory(fast)
     if not Folder(path, "").is_local:
         raise ValueError(f"fast must be a local directory, not the URL {shown(path)!r}")
     if real(path) == real(directory):
         raise ValueError(f"fast must be another directory than path, {shown(directory)!r}")
-    return absolute(path)
+    return path
 
 
 def _near(metric: str, names: Collection[str]) -> str:

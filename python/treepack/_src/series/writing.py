@@ -10,18 +10,13 @@ name, and before others are removed.
 from __future__ import annotations
 
 import contextlib
-import functools
-import secrets
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from treepack._src.options import Progress, Saved, Writing
 from treepack._src.printable import warn
-from treepack._src.saving.directory import Directory, LocalDirectory, directory_at
-from treepack._src.saving.layout import file_layout
-from treepack._src.saving.lease import OwnBusyError
-from treepack._src.saving.sharded import ShardedWrite
+from treepack._src.saving.checkpoints import claimed, encoded
+from treepack._src.saving.directory import Directory
 from treepack._src.series.contents import is_damage, metadata_of, numbers, opened, own
 from treepack._src.series.keep import Keep, Summary
 from treepack._src.series.names import CheckpointEntry, Folder
@@ -29,15 +24,10 @@ from treepack._src.series.retention import sweep
 from treepack._src.storage.content import is_special
 from treepack._src.storage.entries import remove
 from treepack._src.storage.place import shown
-from treepack._src.storage.write import save_layout
-from treepack._src.tasks import Milestone
 from treepack.errors import InvalidCheckpointError, TreepackError
 
 # The number of metrics that a warning names.
 _MOST_NAMES = 5
-
-# The seconds between checks whether another thread still saves to the directory.
-_LOOK_S = 0.005
 
 
 class Checkpoints:
@@ -158,12 +148,10 @@ class Commit:
         saved.step, self._is_sharded = self.step, bool(saved.sharded)
         if saved.sharded:
             saved.own, saved.metadata = self._own, metadata_of(self.step, saved.metadata)
-            together = ShardedWrite(path, state, saved, writing, snapshot=snapshot)
-            self._write, self.abandon, self._leads = together, together.abandon, together.leads
         else:
             saved.metadata = metadata_of(self.step, saved.metadata, self._own())
-            layout = file_layout(state, saved, writing, snapshot=snapshot)
-            self._write = functools.partial(save_layout, layout, path, writing)
+        write = encoded(path, state, saved, writing, snapshot=snapshot)
+        self._write, self.abandon, self._leads = write, write.abandon, write.leads
 
     def _own(self) -> dict[str, Any]:
         """Returns the metadata of this process; an error in them is one of the save."""
@@ -205,7 +193,7 @@ def room_for(checkpoints: Checkpoints, step: int, is_sharded: bool) -> Iterator[
       InvalidCheckpointError: If a later checkpoint is there, which would be resumed instead, or one
         of this step that has another form.
     """
-    with claimed(checkpoints.folder) as directory:
+    with claimed(checkpoints.folder.directory) as directory:
         same = check_last(checkpoints, step).get(step)
         path = checkpoints.path(step)
         if same is not None and same.is_directory != is_sharded:
@@ -251,36 +239,6 @@ def check_last(
         f"step {last}, which exists. Save a later step, or remove {' and '.join(paths)} and all "
         f"later ones"
     )
-
-
-@contextlib.contextmanager
-def claimed(folder: Folder) -> Iterator[Directory]:
-    """Holds the lease of a local directory, so that no other job saves to it or removes from it.
-
-    Yields the directory. It waits for other threads of this process, except for one that waits
-    itself: perhaps in a signal handler, for this call.
-
-    Raises:
-      BusyError: If another job holds it.
-    """
-    directory = directory_at(folder.directory)
-    if not isinstance(directory, LocalDirectory):  # in a store the owner is unknown
-        yield directory
-        return
-    waiting = ""  # the lease of a thread that waited at the last look, unless it had released it
-    while True:
-        try:
-            directory.claim(secrets.token_hex(4))
-            break
-        except OwnBusyError as error:
-            if error.token == waiting:
-                raise
-            waiting = error.token if error.thread in Milestone.waiting else ""
-        time.sleep(_LOOK_S)
-    try:
-        yield directory
-    finally:
-        directory.release()
 
 
 def has_saved(

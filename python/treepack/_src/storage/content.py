@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gzip
 import io
@@ -9,17 +10,27 @@ import mmap as mmap_module
 import os
 import stat
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import treepack._core as core
 from treepack._src import formats
 from treepack._src.forks import Locked
-from treepack._src.options import Buffer, Opening, Progress, Tell, progress_bar
+from treepack._src.options import Buffer, Opening, Progress, StorageOptions, Tell, progress_bar
 from treepack._src.storage import remote as _remote
+from treepack._src.storage.entries import is_directory
 from treepack._src.storage.fetch import Blocks
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import beside, check_name, shown, url_of
+from treepack._src.storage.place import (
+    Location,
+    beside,
+    check_name,
+    joined,
+    located,
+    shown,
+    url_of,
+)
 from treepack._src.storage.stores import store_of
 from treepack.errors import (
     BaseMismatchError,
@@ -479,6 +490,30 @@ def read_all(path: str | os.PathLike[str]) -> bytes:
         return _remote.read_small(url)
     store, place = store_of(path)
     return bytes(store.get(place).data)
+
+
+def read_files(
+    path: Location, names: Sequence[str], storage_options: StorageOptions = None
+) -> list[bytes]:
+    """Reads small files of a directory; all except the first may be missing, and are empty then.
+
+    Args:
+      path: The directory, or the first file.
+      names: The names of the files.
+      storage_options: See `treepack.save`.
+
+    Raises:
+      FileNotFoundError: If the first is missing.
+    """
+    place = located(path, storage_options)
+    with naming(place):
+        is_inside = is_directory(place)
+        files = [read_all(joined(place, names[0]) if is_inside else place)]
+        for name in names[1:]:
+            files.append(b"")
+            with contextlib.suppress(FileNotFoundError):
+                files[-1] = read_all((joined if is_inside else beside)(place, name))
+    return files
 
 
 def _local_content(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from typing import Any
 
-from treepack._src.storage.store import Entry, is_hidden
+from treepack._src.storage.place import joined
+from treepack._src.storage.store import ABSENT, Entry, is_hidden
 from treepack._src.storage.stores import store_of
 
 _Path = str | os.PathLike[str]
@@ -45,6 +47,26 @@ def listed(directory: _Path) -> list[Entry] | None:
     )
 
 
+def is_local(path: _Path) -> bool:
+    """Returns whether a path is one of the system, not a URL of a store."""
+    return store_of(path)[0].is_local
+
+
+def versioned(directory: _Path, name: str) -> tuple[bytes | None, Any]:
+    """Reads a small file of a directory that is replaced on the condition that it has not changed.
+
+    Returns:
+      Its bytes, or `None` if it is missing, and its version for `Store.put`.
+    """
+    store, path = store_of(joined(directory, name))
+    try:
+        with of_directory():
+            response = store.get(path)
+    except FileNotFoundError:
+        return None, ABSENT
+    return bytes(response.data), response.version
+
+
 def exists(path: _Path) -> bool:
     """Returns whether there is a file or directory."""
     store, place = store_of(path)
@@ -70,10 +92,11 @@ def is_directory(path: _Path) -> bool:
     return store.is_directory(place)
 
 
-def remove_file(path: _Path) -> None:
-    """Removes a file, unless it is gone already."""
-    store, place = store_of(path)
-    store.delete([place])
+def remove_files(*paths: _Path) -> None:
+    """Removes files of one store, unless they are gone already."""
+    places = [store_of(path) for path in paths]
+    if places:
+        places[0][0].delete([place for _, place in places])
 
 
 def remove(path: _Path) -> None:

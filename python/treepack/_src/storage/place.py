@@ -237,12 +237,37 @@ def like(path: str, text: str) -> str:
     return text if url_of(path) is None else Url(text, options_of(path), file_system_of(path))
 
 
-def normal(path: str, of_url: Callable[[str], str]) -> str:
-    """Returns a path without `.` and empty parts; a URL as a function returns it.
+def normal(path: str) -> str:
+    """Returns a path or URL without `.` and empty parts; a chain of URLs as it is.
 
     `..` stays in a path: after a link, it is not the directory before.
     """
-    return os.fspath(Path(path)) if url_of(path) is None else like(path, of_url(path))
+    url = url_of(path)
+    if url is None:
+        return os.fspath(Path(path))
+    if "::" in url:
+        return path
+    scheme, _, rest = url.partition("://")
+    return like(path, f"{scheme}://{os.path.normpath(rest)}")
+
+
+def directory_of(given: Any, storage_options: Mapping[str, Any] | None = None) -> str:
+    """Returns the path or URL of a directory, normalized; see `resolved`."""
+    directory = resolved(given, storage_options)
+    if not isinstance(directory, str):
+        kind = type(directory).__name__
+        raise TypeError(f"expected the path of a directory, which comes first, got {kind}")
+    return normal(directory)
+
+
+def fixed_directory(given: Any, storage_options: Mapping[str, Any] | None = None) -> str:
+    """Returns a directory to write to as a path or URL that the working directory does not change.
+
+    Raises:
+      TypeError: If `given` has another type.
+      FileNotFoundError: If it is empty.
+    """
+    return absolute(normal(located(given, storage_options)))
 
 
 def names_of(path: str | os.PathLike[str]) -> list[str]:

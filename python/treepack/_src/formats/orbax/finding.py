@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.formats import Look
 from treepack._src.printable import printable
-from treepack._src.storage.entries import entries, exists
+from treepack._src.storage.entries import entries, exists, is_local
 from treepack._src.storage.foreign import names_in
 from treepack._src.storage.place import joined, shown
-from treepack._src.storage.stores import store_of
 from treepack.errors import NoManifestError
 
 # Files that every item has: `PYTREE_METADATA_FILE` in `path/format_utils.py` of Orbax, and the
@@ -59,7 +58,7 @@ def item_in(path: str | os.PathLike[str]) -> str | None:
     Raises:
       NoManifestError: If it has several items or none; the message names them.
     """
-    items = items_in(path) if store_of(path)[0].is_local else None
+    items = items_in(path) if is_local(path) else None
     if items is None:
         return None
     if _UNFINISHED in os.path.basename(os.path.normpath(path)):  # noqa: PTH119

@@ -45,7 +45,7 @@ from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.registry.code import is_code
 from treepack._src.saving.directory import warn_of_kept
 from treepack._src.saving.lease import Permit, leased
-from treepack._src.storage.entries import entries, remove_file
+from treepack._src.storage.entries import entries, remove_files
 from treepack._src.storage.place import absolute, joined, shown
 from treepack._src.storage.write import save_layout
 from treepack.errors import CorruptionError, TreepackError, UnserializableLeafError
@@ -268,7 +268,7 @@ def _write_directory(
         old = {name for name in before if SHARD.fullmatch(name) or _TEMPORARY.fullmatch(name)}
         old |= {WHOLE, INDEX} & before
         if names == [WHOLE] and INDEX in old:
-            remove_file(joined(path, INDEX))  # readers prefer it, so it goes first
+            remove_files(joined(path, INDEX))  # readers prefer it, so it goes first
         _remove(path, old - {*names, INDEX})
 
 
@@ -308,7 +308,7 @@ def _remove(path: str, names: set[str]) -> None:
             if _TEMPORARY.fullmatch(name):
                 core.remove_if_dead(Path(joined(path, name)))
                 continue
-            remove_file(joined(path, name))
+            remove_files(joined(path, name))
         except OSError:
             kept.append(joined(path, name))
     if kept:

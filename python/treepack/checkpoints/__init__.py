@@ -22,56 +22,39 @@ Examples:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any, Unpack
 
-from treepack._src.api.files import load
-from treepack._src.checkpoint.shards import MANIFEST
+from treepack import serialization
+from treepack._src.api.files import save
 from treepack._src.interop import jax as _jax
-from treepack._src.options import (
-    DropInReading,
-    FileWriteOptions,
-    Opening,
-    Progress,
-    RestoreOptions,
-    Saved,
-    StorageOptions,
-    Writing,
-    takes,
-)
-from treepack._src.pytree.state_dict import to_state_dict
-from treepack._src.restore.template import from_state_dict, restore_encoded
-from treepack._src.saving.background import Write
-from treepack._src.saving.layout import state_layout
-from treepack._src.saving.sharded import ShardedWrite, is_distributed
-from treepack._src.series import flax as _flax
-from treepack._src.series.flax import (
-    MODULE_NUM_RE,
-    MP_ARRAY_PH,
-    ORBAX_CKPT_FILENAME,
-    ORBAX_MANIFEST_OCDBT,
-    ORBAX_METADATA_FILENAME,
-    AsyncManager,
-    convert_pre_linen,
-)
-from treepack._src.series.names import (
+from treepack._src.options import FileWriteOptions, RestoreOptions, StorageOptions, check, takes
+from treepack._src.saving.background import Saving
+from treepack._src.saving.sharded import is_distributed
+from treepack._src.storage.entries import listed
+from treepack._src.storage.place import Location, resolved, shown
+from treepack.checkpoints.linen import MODULE_NUM_RE, convert_pre_linen
+from treepack.checkpoints.manager import AsyncManager
+from treepack.checkpoints.names import (
     MP_ARRAY_POSTFIX,
     SCHEME_RE,
     SIGNED_FLOAT_RE,
     UNSIGNED_FLOAT_RE,
-    Folder,
-    Listing,
+    Steps,
+    flax_directory,
     natural_sort,
     safe_normpath,
 )
-from treepack._src.series.retention import check_newest, tidy
-from treepack._src.storage.content import read_whole
-from treepack._src.storage.entries import exists, is_directory, is_missing, listed
-from treepack._src.storage.naming import naming
-from treepack._src.storage.place import Location, absolute, joined, resolved, shown
-from treepack._src.storage.store import Entry
-from treepack._src.storage.write import save_layout
+from treepack.checkpoints.orbax import (
+    ORBAX_CKPT_FILENAME,
+    ORBAX_MANIFEST_OCDBT,
+    ORBAX_METADATA_FILENAME,
+    save_by_orbax,
+)
+from treepack.checkpoints.restoring import MP_ARRAY_PH, Restoring, is_checkpoint
+from treepack.checkpoints.retention import check_newest, tidy
 from treepack.errors import TreepackError
 
 __all__ = [
@@ -170,44 +153,39 @@ def save_checkpoint(
         ...
       treepack.errors.InvalidCheckpointError: ...
     """
-    writing = Writing.of(options)
-    _flax.wait_for(async_manager, orbax_checkpointer)
-    place = _flax.StepPath(
-        _flax.directory_of(ckpt_dir, options.get("storage_options")), step, prefix
-    )
-    commit = functools.partial(tidy, place.folder, place.name, keep, overwrite, keep_every_n_steps)
+    _wait_for(async_manager, orbax_checkpointer)
+    given = Steps(flax_directory(ckpt_dir, options.pop("storage_options", None)), prefix)
+    folder, name = given.fixed(), given.name(step)
+    commit = functools.partial(tidy, folder, name, keep, overwrite, keep_every_n_steps)
     if orbax_checkpointer is not None:
-        _flax.save_by_orbax(place.absolute, target, orbax_checkpointer, overwrite=overwrite)
+        save_by_orbax(folder.path(name), target, orbax_checkpointer, overwrite=overwrite)
         if _jax.processes()[0] == 0:
             commit()
-        return place.path
+        return given.path(name)
     if not overwrite:
-        check_newest(place.folder, place.name)
-    progress = options.get("progress")
-    _save(_file_write(target, place, writing, async_manager), progress, commit, async_manager)
-    return place.path
+        check_newest(folder, name)
+    how: Any = {**options, "background": async_manager is not None}
+    saving = serialization.save_to_file(target, folder.path(name), **how)
+    _finish(saving, commit, async_manager)
+    return given.path(name)
 
 
-def _file_write(
-    target: Any, place: _flax.StepPath, writing: Writing, manager: AsyncManager | None
-) -> Write:
-    """Returns a function that writes the state of a tree to a file."""
-    layout = state_layout(target, writing.align, snapshot=manager is not None)
-    return functools.partial(save_layout, layout, place.absolute, writing)
+def _wait_for(manager: AsyncManager | None, checkpointer: Any) -> None:
+    """Waits until earlier saves in the background have ended."""
+    if manager is not None:
+        manager.wait_previous_save()
+    if hasattr(checkpointer, "wait_until_finished"):
+        checkpointer.wait_until_finished()
 
 
-def _save(
-    write: Write,
-    progress: Progress,
-    commit: Callable[[], None] | None,
-    manager: AsyncManager | None,
+def _finish(
+    saving: Saving | None, commit: Callable[[], None] | None, manager: AsyncManager | None
 ) -> None:
-    """Writes a checkpoint, and then removes others; with a manager in the background."""
-    writes = [write]  # popped, since it would keep the arrays while others are removed
-    del write
+    """Removes other checkpoints once a save has ended; with a manager in the background."""
 
     def work() -> None:
-        writes.pop()(progress)
+        if saving is not None:
+            saving.result()
         if commit is not None:
             commit()
 
@@ -274,41 +252,34 @@ def save_checkpoint_multiprocess(
       >>> checkpoints.restore_checkpoint(path, None)
       {'w': array([1., 1.], dtype=float32)}
     """
-    writing, progress = Writing.of(options), options.get("progress")
     if gda_manager is not None:
         raise TreepackError(
             "gda_manager= is not supported: leave it out. Arrays of several processes are saved "
             "in one directory per step, in the background with async_manager="
         )
-    _flax.wait_for(async_manager, orbax_checkpointer)
+    _wait_for(async_manager, orbax_checkpointer)
     _jax.wait_for_all("treepack: earlier saves")
-    place = _flax.StepPath(
-        _flax.directory_of(ckpt_dir, options.get("storage_options")), step, prefix
-    )
-    commit = functools.partial(tidy, place.folder, place.name, keep, overwrite, keep_every_n_steps)
+    given = Steps(flax_directory(ckpt_dir, options.pop("storage_options", None)), prefix)
+    folder, name = given.fixed(), given.name(step)
+    path = folder.path(name)
+    commit = functools.partial(tidy, folder, name, keep, overwrite, keep_every_n_steps)
     is_first = _jax.processes()[0] == 0
     if orbax_checkpointer is not None:
         if is_first:
             commit()  # before the save: an asynchronous checkpointer has no callback
-        _flax.save_by_orbax(place.absolute, target, orbax_checkpointer, overwrite=overwrite)
-        return place.path
-    state = to_state_dict(target)
+        save_by_orbax(path, target, orbax_checkpointer, overwrite=overwrite)
+        return given.path(name)
+    state = serialization.to_state_dict(target)
     if not overwrite:
-        check_newest(place.folder, place.name)
+        check_newest(folder, name)
         _jax.wait_for_all("treepack: no later checkpoint")
-    is_background = async_manager is not None
+    how: Any = {**options, "background": async_manager is not None}
     if is_distributed(state):
-        saved = Saved(static="error")
-        together = ShardedWrite(place.absolute, state, saved, writing, snapshot=is_background)
-        try:
-            _save(together, progress, commit if is_first else None, async_manager)
-        except BaseException as error:
-            if is_background:
-                together.abandon(error)
-            raise
+        saving = save(path, state, sharded=True, static="error", **how)
+        _finish(saving, commit if is_first else None, async_manager)
     elif is_first:
-        _save(_file_write(state, place, writing, async_manager), progress, commit, async_manager)
-    return place.path
+        _finish(serialization.save_to_file(state, path, **how), commit, async_manager)
+    return given.path(name)
 
 
 @takes(RestoreOptions, strict=False, mmap=False)
@@ -375,62 +346,53 @@ def restore_checkpoint(
       [array([1., 1.])]
     """
     del gda_manager
-    directory = _flax.directory_of(ckpt_dir, options.pop("storage_options", None))
+    directory = flax_directory(ckpt_dir, options.pop("storage_options", None))
     options = {"strict": False, "mmap": False, **options}
     if not parallel:
         options["threads"] = 1
-    _flax.wait_for(None, orbax_checkpointer)
-    reading, opening = DropInReading.of(options), Opening.of(options)
-
-    def restored(path: str, inside: list[Entry] | None) -> Any:
-        with naming(path):
-            if names := _names(inside):
-                if MANIFEST in names:
-                    if target is None:
-                        return load(path, arrays="numpy", **options)
-                    state = load(path, to_state_dict(target), **options)
-                    return from_state_dict(target, state, strict=reading.strict)
-                if _flax.is_of_orbax(names):
-                    where = absolute(path)
-                    return _flax.restore_by_orbax(
-                        where, target, orbax_checkpointer, orbax_transforms, strict=reading.strict
-                    )
-            content = read_whole(path, opening)
-            tree = restore_encoded(target, content, reading)
-            if not allow_partial_mpa_restoration:
-                _flax.check_placeholders(tree)
-            return tree
-
+    for name, value in options.items():
+        check(name, value)  # also if there is no checkpoint
+    _wait_for(None, orbax_checkpointer)
+    restored = Restoring(
+        *(target, {**options}, allow_partial_mpa_restoration),
+        *(orbax_checkpointer, orbax_transforms),
+    )
+    steps = Steps(directory, prefix)
     if step is not None:
-        path = joined(directory, f"{prefix}{step}")
+        path = steps.path(steps.name(step))
+        inside = listed(path)
         try:
-            return restored(path, listed(path))
+            return restored(path, inside)
         except (FileNotFoundError, NotADirectoryError):
-            if exists(path):
+            if inside is not None:
                 raise
-            steps = ", ".join(Folder(directory, prefix).steps()) if is_directory(directory) else ""
-            there = f"there are the steps {steps}" if steps else "there is no checkpoint"
+            numbers: list[str] = []
+            with contextlib.suppress(NotADirectoryError):
+                numbers = steps.steps()
+            there = (
+                f"there are the steps {', '.join(numbers)}" if numbers else "there is no checkpoint"
+            )
             message = f"Matching checkpoint not found: {shown(path)}; {there}"
             raise ValueError(message) from None
     inside = listed(directory)
     if inside is None:
-        return target if is_missing(directory) else restored(directory, None)
-    if MANIFEST in _names(inside) or _flax.is_of_orbax(_names(inside)):
-        return restored(directory, inside)  # the directory is itself a checkpoint
-    folder = Folder(directory, prefix)
-    listing = Listing(folder, inside) if folder.directory == directory else folder.listing()
+        try:
+            return restored(directory, None)
+        except (FileNotFoundError, NotADirectoryError):
+            with contextlib.suppress(NotADirectoryError):
+                steps.listing()  # an error if there is a directory that may not be listed
+            return target
+    if is_checkpoint(inside):
+        return restored(directory, inside)
+    listing = steps.listing(inside if steps.directory == directory else None)
     while (last := listing.newest()) is not None:
         try:
-            return restored(folder.path(last.name), last.inside())
+            return restored(steps.path(last.name), last.inside())
         except Exception:
-            if last.name in folder.names():
+            if last.name in steps.names():
                 raise
-            listing = folder.listing()  # another process saved a newer one and removed it
+            listing = steps.listing()  # another process saved a newer one and removed it
     return target
-
-
-def _names(inside: list[Entry] | None) -> set[str]:
-    return {entry.name for entry in inside or ()}
 
 
 def latest_checkpoint(
@@ -454,9 +416,9 @@ def latest_checkpoint(
       >>> checkpoints.latest_checkpoint(directory) == path
       True
     """
-    folder = Folder(resolved(ckpt_dir, storage_options), prefix)
-    last = folder.listing().newest()
-    return None if last is None else folder.path(last.name)
+    steps = Steps(resolved(ckpt_dir, storage_options), prefix)
+    last = steps.listing().newest()
+    return None if last is None else steps.path(last.name)
 
 
 def available_steps(
@@ -487,7 +449,7 @@ def available_steps(
       [9, 10]
     """
     directory = resolved(ckpt_dir, storage_options)
-    return [step_type(step) for step in Folder(directory, prefix).steps()]
+    return [step_type(step) for step in Steps(directory, prefix).steps()]
 
 
 def __dir__() -> list[str]:

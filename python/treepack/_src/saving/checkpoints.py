@@ -1,0 +1,184 @@
+"""Writes checkpoints, claims their directories, copies and removes them.
+
+A checkpoint is a file, or a directory with a manifest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import treepack._core as core
+from treepack._src.checkpoint.shards import MANIFEST
+from treepack._src.options import Progress, Saved, Writing
+from treepack._src.saving.directory import Directory, LocalDirectory, directory_at, warn_of_kept
+from treepack._src.saving.layout import file_layout
+from treepack._src.saving.lease import OwnBusyError
+from treepack._src.saving.sharded import ShardedWrite
+from treepack._src.storage.content import read_all
+from treepack._src.storage.entries import is_local, remove, remove_files
+from treepack._src.storage.place import joined
+from treepack._src.storage.write import copy_file, save_layout
+from treepack._src.tasks import Milestone
+from treepack.errors import BusyError, CorruptionError
+
+# The seconds between checks whether another thread still saves to a directory.
+_LOOK_S = 0.005
+
+
+class FileWrite:
+    """A save to a file; calling it writes the file, once.
+
+    Attributes:
+      leads: Whether this process commits.
+    """
+
+    leads = True
+
+    def __init__(self, path: str, tree: Any, saved: Saved, writing: Writing, *, snapshot: bool):
+        self._layouts = [file_layout(tree, saved, writing, snapshot=snapshot)]
+        self._path, self._writing = path, writing
+
+    def abandon(self, error: BaseException) -> None:
+        """Drops the encoding: it will not be written."""
+        self._layouts.clear()
+
+    def __call__(self, progress: Progress, check: Callable[[], None] | None = None) -> None:
+        save_layout(self._layouts.pop(), self._path, self._writing, progress, check)
+
+
+def encoded(
+    path: str, tree: Any, saved: Saved, writing: Writing, *, snapshot: bool
+) -> FileWrite | ShardedWrite:
+    """Encodes a tree for a checkpoint; calling the result writes it."""
+    kind = ShardedWrite if saved.sharded else FileWrite
+    return kind(path, tree, saved, writing, snapshot=snapshot)
+
+
+@contextlib.contextmanager
+def claimed(path: str) -> Iterator[Directory]:
+    """Holds the lease of a local directory, so that no other job saves to it or removes from it.
+
+    Yields the directory. It waits for other threads of this process, except for one that waits
+    itself: perhaps in a signal handler, for this call.
+
+    Raises:
+      BusyError: If another job holds it.
+    """
+    directory = directory_at(path)
+    if not isinstance(directory, LocalDirectory):  # in a store the owner is unknown
+        yield directory
+        return
+    waiting = ""  # the lease of a thread that waited at the last look, unless it had released it
+    while True:
+        try:
+            directory.claim(secrets.token_hex(4))
+            break
+        except OwnBusyError as error:
+            if error.token == waiting:
+                raise
+            waiting = error.token if error.thread in Milestone.waiting else ""
+        time.sleep(_LOOK_S)
+    try:
+        yield directory
+    finally:
+        directory.release()
+
+
+def copy_checkpoint(
+    source: str, target: str, check: Callable[[], None], *, is_directory: bool
+) -> None:
+    """Copies a local checkpoint, in one commit; `check` is called before a file gets its name.
+
+    Raises:
+      CorruptionError: If the size of a file differs from the manifest.
+    """
+    if not is_directory:
+        copy_file(source, target, check)
+        return
+    data = read_all(joined(source, MANIFEST))
+    files = core.Manifest.decode(data).files
+    directory = directory_at(target)
+    directory.claim(files[0][0].partition("-")[0])
+    try:
+        for name, expected, _ in files:
+            nbytes = copy_file(joined(source, name), directory.file(name))
+            if nbytes != expected:
+                raise CorruptionError(
+                    f"{joined(source, name)} has the wrong size: expected {expected} bytes, "
+                    f"found {nbytes}"
+                )
+        directory.commit(data, directory.names(), durable=True)
+    finally:
+        directory.clean()
+        directory.release()
+
+
+def remove_checkpoints(
+    checkpoints: Iterable[tuple[str, bool]],
+    *,
+    unfinished: Iterable[str] = (),
+    temporary: Iterable[str] = (),
+) -> None:
+    """Removes checkpoints, in order, and leftovers of killed saves.
+
+    Args:
+      checkpoints: The paths of checkpoints of one store, and whether each is a directory.
+      unfinished: The directories of saves that have not ended. These, and temporary files, are
+        removed as far as possible.
+      temporary: Temporary files, which stay while their writer is alive.
+
+    Raises:
+      OSError: If checkpoints cannot be removed for another reason than permission; of a local
+        directory, the others are removed before.
+
+    Warns:
+      UserWarning: If permission to remove checkpoints is denied.
+    """
+    kept, failed = [], list[OSError]()
+    for path, is_directory in checkpoints:
+        try:
+            if is_directory:
+                remove_files(joined(path, MANIFEST))  # from here on it is no checkpoint
+                remove(path)
+            else:
+                remove_files(path)
+        except PermissionError:
+            kept.append(path)
+        except OSError as error:
+            failed.append(error)
+            if not is_local(path):  # it may not answer: each request takes long
+                break
+    if kept:
+        warn_of_kept(kept)
+    for path in unfinished:
+        _remove_unfinished(path)
+    for path in temporary:
+        _remove_dead(path)
+    if failed:
+        raise failed[0]
+
+
+def _remove_unfinished(path: str) -> None:
+    """Removes the directory of a killed save as far as possible, unless another job saves to it.
+
+    In a store, where the state is unknown, it stays.
+    """
+    directory = directory_at(path)
+    if not isinstance(directory, LocalDirectory):
+        return
+    with contextlib.suppress(BusyError, OSError):
+        directory.claim(secrets.token_hex(4))  # a claim cleans the directory
+        directory.release()
+        Path(path).rmdir()
+
+
+def _remove_dead(path: str) -> None:
+    """Removes a temporary file of the core if its writer is dead and it is local."""
+    if is_local(path):
+        with contextlib.suppress(OSError):
+            core.remove_if_dead(Path(path))

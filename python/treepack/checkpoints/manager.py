@@ -1,0 +1,79 @@
+"""Saves checkpoints in the background, one after another."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Any, TypeVar
+
+from treepack._src.saving.background import LoggedFuture, begin, wait_at
+
+T = TypeVar("T")
+
+
+class _OneByOne(Executor):
+    """Does one task after another, each in a thread; a signal handler may submit one as well."""
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> LoggedFuture[T]:
+        """Begins a task as soon as the one before has ended."""
+        work = functools.partial(fn, *args, **kwargs)
+        future = LoggedFuture("a checkpoint in the background", work)
+        begin(self, future)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Waits for all tasks."""
+        del cancel_futures  # all have begun
+        if wait:
+            wait_at(self)
+
+
+class AsyncManager:
+    """Saves in the background: pass one to each `save_checkpoint` of a series.
+
+    A save waits for the end of the one before. The program ends only after the last one. An error
+    that is not retrieved is raised by the next save, or else logged.
+
+    Attributes:
+      executor: A `concurrent.futures.Executor`, which does one save after another.
+      save_future: The last save: `result()` waits for its end and raises its error.
+
+    Examples:
+      >>> import numpy as np, tempfile
+      >>> from treepack import checkpoints
+      >>> directory, manager = tempfile.mkdtemp(), checkpoints.AsyncManager()
+      >>> state = {"w": np.zeros(3)}
+      >>> _ = checkpoints.save_checkpoint(directory, state, 1, async_manager=manager)
+      >>> state["w"][:] = 1  # the save does not see this
+      >>> manager.wait_previous_save()
+      >>> checkpoints.restore_checkpoint(directory, None)
+      {'w': array([0., 0., 0.])}
+    """
+
+    def __init__(self, max_workers: int = 1):
+        self.executor: _OneByOne = _OneByOne()
+        self.save_future: Future[Any] | None = None
+        self._last: LoggedFuture[Any] | None = None
+        del max_workers  # a save waits for the one before, as with flax
+
+    def wait_previous_save(self) -> None:
+        """Waits until the last save has ended.
+
+        Raises:
+          Exception: Its error, unless `save_future` has already raised it.
+        """
+        last = self._last
+        if last is not None:
+            last.wait()
+            if last.has_unretrieved_error:
+                last.result()
+
+    def save_async(self, task: Callable[[], Any]) -> None:
+        """Waits until the last save has ended, and begins another one.
+
+        Args:
+          task: The function that saves.
+        """
+        self.wait_previous_save()
+        self.save_future = self._last = self.executor.submit(task)

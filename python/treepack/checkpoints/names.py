@@ -1,0 +1,149 @@
+"""The names of checkpoints, and their order.
+
+A name is a prefix and a step; numbers in names count as numbers.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from treepack._src.options import StorageOptions
+from treepack._src.series.names import CheckpointEntry, Folder, Listing
+from treepack._src.storage.place import absolute, directory_of
+
+_NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+
+SIGNED_FLOAT_RE = re.compile(rf"([-+]?{_NUMBER})")
+"""A number, with its sign."""
+
+UNSIGNED_FLOAT_RE = re.compile(rf"[-+]?({_NUMBER})")
+"""A number, without its sign."""
+
+SCHEME_RE = re.compile(r"(?P<scheme>[a-z][a-z0-9.+-]+://)?(?P<path>.*)", re.IGNORECASE | re.DOTALL)
+"""The scheme of a URL, if it is one, and the rest."""
+
+MP_ARRAY_POSTFIX = "_gda"
+"""The suffix of directories with the arrays of several processes, in flax's form."""
+
+# flax's name of an incomplete file, after the prefix.
+TEMPORARY = "tmp"
+
+# The part of a directory's name by which Orbax marks it as incomplete.
+_ORBAX_TEMPORARY = ".orbax-checkpoint-tmp"
+
+
+def sort_key(name: str, signed: bool = True) -> list[Any]:
+    """Splits a name into text and numbers, in turn."""
+    parts: list[Any] = (SIGNED_FLOAT_RE if signed else UNSIGNED_FLOAT_RE).split(name)
+    parts[1::2] = map(float, parts[1::2])
+    return parts
+
+
+def natural_sort(file_list: Iterable[str], signed: bool = True) -> list[str]:
+    """Sorts names so that numbers in them count as numbers.
+
+    Args:
+      file_list: The names.
+      signed: Whether a sign belongs to the number after it.
+
+    Examples:
+      >>> from treepack.checkpoints import natural_sort
+      >>> natural_sort(["step_10", "step_9", "step_1e3", "step_-1"])
+      ['step_-1', 'step_9', 'step_10', 'step_1e3']
+    """
+    return sorted(file_list, key=lambda name: sort_key(name, signed))
+
+
+def safe_normpath(path: str) -> str:
+    """Normalizes a path, or the part of a URL after its scheme.
+
+    Examples:
+      >>> from treepack.checkpoints import safe_normpath
+      >>> safe_normpath("gs://bucket//runs/./1")
+      'gs://bucket/runs/1'
+    """
+    if "::" in path and "://" in path:
+        return path  # a chain of URLs
+    match = SCHEME_RE.fullmatch(path)
+    assert match is not None
+    return (match["scheme"] or "") + os.path.normpath(match["path"])
+
+
+def flax_directory(given: Any, storage_options: StorageOptions = None) -> str:
+    """Returns the path or URL of a directory as flax normalizes it: `a/../b` is `b`."""
+    directory = directory_of(given, storage_options)
+    return directory if "://" in directory else safe_normpath(directory)
+
+
+class Steps(Folder):
+    """The checkpoints in a directory: all names that begin with a prefix."""
+
+    def key(self, name: str) -> list[Any]:
+        """Returns the sort key of a name, without the prefix."""
+        return sort_key(name.removeprefix(self.begin))
+
+    def listing(self, inside: list[Any] | None = None) -> StepListing:
+        """Lists the directory, unless its entries are known."""
+        return StepListing(self, super().listing().entries if inside is None else inside)
+
+    def fixed(self) -> Steps:
+        """Returns the same folder, by a path that the working directory does not change."""
+        directory = absolute(self.directory)
+        return self if directory == self.directory else Steps(directory, self.begin)
+
+    def names(self) -> list[str]:
+        """Returns the names of all complete checkpoints, in order."""
+        return [entry.name for entry in self.listing().checkpoints if entry.is_complete]
+
+    def steps(self) -> list[str]:
+        """Returns the steps of all complete checkpoints, in order."""
+        return [name.removeprefix(self.begin) for name in self.names()]
+
+
+class StepListing(Listing):
+    """The content of the directory at one time.
+
+    Attributes:
+      checkpoints: The entries that are, or will be, checkpoints, in order.
+    """
+
+    def __init__(self, folder: Steps, inside: list[Any]):
+        super().__init__(folder, inside)
+        self._key = folder.key
+        checkpoints = [
+            entry
+            for entry in self.begun()
+            if entry.name != folder.name(TEMPORARY)
+            and not entry.name.endswith(MP_ARRAY_POSTFIX)
+            and _ORBAX_TEMPORARY not in entry.name
+        ]
+        self.checkpoints = sorted(checkpoints, key=lambda checkpoint: folder.key(checkpoint.name))
+
+    def newest(self) -> CheckpointEntry | None:
+        """Returns the last complete checkpoint."""
+        return next((entry for entry in reversed(self.checkpoints) if entry.is_complete), None)
+
+    def unfinished(self) -> list[str]:
+        """Returns the names of sharded checkpoints whose save has not ended."""
+        return [entry.name for entry in self.checkpoints if not entry.is_complete]
+
+    def like(self, name: str, *, earlier: bool = True) -> list[str]:
+        """Returns the names of the complete checkpoints that differ from a name in numbers alone.
+
+        Others may belong to another series, such as `checkpoint_ema_1` beside `checkpoint_1`.
+
+        Args:
+          name: The name; of those with equal numbers, it is the last.
+          earlier: Whether the names before it are among the result.
+        """
+        key = self._key(name)
+        keys = [(self._key(entry.name), entry) for entry in self.checkpoints]
+        similar = [
+            (other, entry.name == name, entry.name)
+            for other, entry in keys
+            if other[::2] == key[::2] and (earlier or other >= key) and entry.is_complete
+        ]
+        return [entry for _, _, entry in sorted(similar)]

@@ -1,0 +1,88 @@
+"""Saves and restores checkpoints by Orbax's checkpointers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from treepack import serialization
+from treepack._src.options import Strict
+from treepack._src.storage.place import absolute, shown
+
+ORBAX_CKPT_FILENAME = "checkpoint"
+"""A file that old checkpoints of Orbax have."""
+
+ORBAX_MANIFEST_OCDBT = "manifest.ocdbt"
+"""A file that checkpoints of Orbax with OCDBT have."""
+
+ORBAX_METADATA_FILENAME = "_METADATA"
+"""A file that checkpoints of trees have in Orbax."""
+
+_MARKS = frozenset((ORBAX_METADATA_FILENAME, ORBAX_CKPT_FILENAME, ORBAX_MANIFEST_OCDBT))
+
+
+def is_of_orbax(names: Iterable[str]) -> bool:
+    """Returns whether a directory with these entries is a checkpoint of Orbax."""
+    return not _MARKS.isdisjoint(names)
+
+
+def save_by_orbax(path: str, target: Any, checkpointer: Any, *, overwrite: bool) -> None:
+    """Saves a tree with a checkpointer.
+
+    Raises:
+      ValueError: If the tree is one leaf.
+    """
+    ocp = _needed("orbax_checkpointer needs Orbax")
+    import jax
+
+    is_leaf = jax.tree_util.treedef_is_leaf(jax.tree.structure(target))
+    if is_leaf and not isinstance(checkpointer.handler, ocp.ArrayCheckpointHandler):
+        raise ValueError(
+            f"Orbax saves trees, and the target is one {type(target).__name__}: put it into a "
+            "dict, or pass a checkpointer with an ArrayCheckpointHandler"
+        )
+    checkpointer.save(path, target, force=overwrite)
+
+
+def restore_by_orbax(
+    path: str, target: Any, checkpointer: Any, transforms: Any, *, strict: Strict
+) -> Any:
+    """Restores a tree of Orbax, with the shardings of a target."""
+    ocp = _needed(f"{shown(path)!r} is a checkpoint of Orbax")
+    checkpointer = checkpointer or ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+    options: dict[str, Any] = {}
+    if target is not None:
+        options["restore_args"] = _restore_args(ocp, target)
+        if isinstance(checkpointer.handler, ocp.PyTreeCheckpointHandler):
+            options["transforms"] = _transforms(ocp, target) if transforms is None else transforms
+    state = serialization.to_state_dict(
+        checkpointer.restore(absolute(path), item=target, **options)
+    )
+    return state if target is None else serialization.from_state_dict(target, state, strict=strict)
+
+
+def _restore_args(ocp: Any, target: Any) -> Any:
+    """Returns how to restore each leaf: as NumPy arrays if no leaf has a sharding."""
+    import jax
+
+    shardings = jax.tree.map(lambda leaf: getattr(leaf, "sharding", None), target)
+    if not jax.tree.leaves(shardings):
+        return jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), target)
+    make = ocp.checkpoint_utils.construct_restore_args
+    return make(target, shardings, set_global_shape=False)
+
+
+def _transforms(ocp: Any, target: Any) -> Any:
+    """Returns the transformations that skip leaves where the target has `None`."""
+    flat = ocp.utils.to_flat_dict(target, sep="/", keep_empty_nodes=True)
+    return {key: ocp.Transform(use_fallback=True) for key, leaf in flat.items() if leaf is None}
+
+
+def _needed(reason: str) -> Any:
+    try:
+        import orbax.checkpoint as ocp  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise ImportError(f"{reason}: pip install orbax-checkpoint") from error
+    return ocp

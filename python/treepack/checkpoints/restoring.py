@@ -1,0 +1,93 @@
+"""Restores a checkpoint of any form: a file of flax, a directory of treepack or of Orbax."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from treepack import serialization
+from treepack._src.api.files import load
+from treepack._src.checkpoint.shards import MANIFEST
+from treepack._src.interop.modules import error_class
+from treepack._src.pytree.state_dict import leaves_of
+from treepack._src.storage.foreign import FLAX_REFERENCE, reference_text
+from treepack._src.storage.naming import naming
+from treepack.checkpoints.orbax import is_of_orbax, restore_by_orbax
+from treepack.errors import MultiprocessArrayError
+
+MP_ARRAY_PH = FLAX_REFERENCE
+"""The prefix of placeholders for arrays that flax keeps in TensorStore beside the file."""
+
+
+def is_checkpoint(inside: Iterable[Any] | None) -> bool:
+    """Returns whether a directory with these entries is itself a checkpoint."""
+    names = _names(inside)
+    return MANIFEST in names or is_of_orbax(names)
+
+
+def _names(inside: Iterable[Any] | None) -> set[str]:
+    return {entry.name for entry in inside or ()}
+
+
+@dataclasses.dataclass
+class Restoring:
+    """Restores checkpoints into a template.
+
+    Attributes:
+      target: The template, or `None`.
+      options: The options of `load`.
+      allow_partial: Whether arrays that flax saved in TensorStore become placeholders.
+      checkpointer: A checkpointer of Orbax, or `None`.
+      transforms: Its transformations.
+    """
+
+    target: Any
+    options: dict[str, Any]
+    allow_partial: bool
+    checkpointer: Any
+    transforms: Any
+
+    def __call__(self, path: str, inside: Iterable[Any] | None) -> Any:
+        """Returns the tree at a path; `inside` has the entries in it if it is a directory."""
+        target, options, names = self.target, self.options, _names(inside)
+        with naming(path):
+            if MANIFEST in names:
+                if target is None:
+                    return load(path, arrays="numpy", **options)
+                state = load(path, serialization.to_state_dict(target), **options)
+                return serialization.from_state_dict(target, state, strict=options["strict"])
+            if is_of_orbax(names):
+                return restore_by_orbax(
+                    path, target, self.checkpointer, self.transforms, strict=options["strict"]
+                )
+            for_files = {key: value for key, value in options.items() if key not in _SHARING}
+            tree = serialization.load_from_file(target, path, **for_files)
+            if not self.allow_partial:
+                _check_placeholders(tree)
+            return tree
+
+
+# Options of `load` for processes that load together.
+_SHARING = ("replicas", "timeout")
+
+
+def _has_placeholders(tree: Any) -> bool:
+    """Returns whether leaves are placeholders of flax for arrays in TensorStore."""
+    if type(tree) is dict:
+        return any(map(_has_placeholders, tree.values()))
+    if type(tree) is np.ndarray:
+        return False
+    return any(
+        isinstance(leaf, str) and leaf.startswith(MP_ARRAY_PH) for _, leaf in leaves_of(tree, ())
+    )
+
+
+def _check_placeholders(tree: Any) -> None:
+    """Raises a MultiprocessArrayError if leaves are placeholders for arrays in TensorStore."""
+    if _has_placeholders(tree):
+        raise error_class(MultiprocessArrayError, "flax.errors", "MPACheckpointingRequiredError")(
+            f"arrays are missing: it has {reference_text(MP_ARRAY_PH)}"
+        )

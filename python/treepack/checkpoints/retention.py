@@ -1,0 +1,77 @@
+"""Removes checkpoints that a later complete one replaces, by the rules of flax."""
+
+from __future__ import annotations
+
+import contextlib
+
+from treepack._src.interop.modules import error_class
+from treepack._src.printable import warn
+from treepack._src.series.keep import spaced
+from treepack._src.series.retention import sweep
+from treepack._src.storage.entries import remove_files
+from treepack._src.storage.place import shown
+from treepack.checkpoints.names import MP_ARRAY_POSTFIX, TEMPORARY, Steps
+from treepack.errors import InvalidCheckpointError, TreepackError
+
+
+def check_newest(folder: Steps, name: str) -> None:
+    """Checks that a checkpoint would be the newest of its series.
+
+    Raises:
+      InvalidCheckpointError: If there is one of this step, or of a later one.
+    """
+    others = folder.listing().like(name, earlier=False)
+    if others and (name in others or folder.key(others[-1]) > folder.key(name)):
+        error = error_class(InvalidCheckpointError, "flax.errors", "InvalidCheckpointError")
+        raise error(
+            f"cannot save {shown(folder.path(name))}: {shown(folder.path(others[-1]))} exists: "
+            "save a later step, or pass overwrite=True to replace this one and remove later ones"
+        )
+
+
+def tidy(
+    folder: Steps, saved: str, keep: int, overwrite: bool, keep_every_n_steps: int | None
+) -> None:
+    """Removes checkpoints as `flax.training.checkpoints` does.
+
+    Args:
+      folder: The series.
+      saved: The name of the new one.
+      keep: The number of last checkpoints that stay.
+      overwrite: Whether later ones are removed.
+      keep_every_n_steps: The minimum distance between older checkpoints that also stay.
+
+    Warns:
+      UserWarning: If some cannot be removed: the save is complete.
+    """
+    try:
+        _tidy(folder, saved, keep, overwrite, keep_every_n_steps)
+    except (OSError, TreepackError) as error:
+        warn(f"the save is complete, but older checkpoints could not be removed: {error}")
+
+
+def _tidy(
+    folder: Steps, saved: str, keep: int, overwrite: bool, keep_every_n_steps: int | None
+) -> None:
+    listing = folder.listing()
+    names = listing.like(saved)
+    gone: list[str] = []
+    if overwrite and saved in names:
+        end = names.index(saved) + 1
+        gone = names[end:]
+        names = names[:end]
+    older = names[:-keep] if len(names) > keep else []
+    kept: set[str] = set()
+    if keep_every_n_steps:
+        steps = ((name, numbers[-2]) for name in older if len(numbers := folder.key(name)) > 1)
+        kept = {*spaced(((name, step) for name, step in steps if step), keep_every_n_steps)}
+    gone += [name for name in older if name not in kept]
+    there = {entry.name for entry in listing.entries}
+    gone = [each for name in gone for each in (name, name + MP_ARRAY_POSTFIX) if each in there]
+    key = folder.key(saved)
+    sweep(listing, gone, [name for name in listing.unfinished() if folder.key(name) < key])
+    temporary = folder.name(TEMPORARY)
+    files = {entry.name for entry in listing.entries if not entry.is_directory}
+    if folder.is_local and temporary in files:
+        with contextlib.suppress(OSError):
+            remove_files(folder.path(temporary))
