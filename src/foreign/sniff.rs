@@ -313,6 +313,22 @@ fn protobuf_of(start: &[u8]) -> Option<&'static str> {
     }
 }
 
+/// Describes data of treepack or gzip that are encoded as text: no words of a text, nor a path.
+fn encoded(text: &str) -> Option<&'static str> {
+    let text = text.trim_ascii_end();
+    let is_base64 = |byte: u8| byte.is_ascii_alphanumeric() || b"+/=\r\n".contains(&byte);
+    if text.len() < 64 || !text.bytes().all(is_base64) {
+        None
+    } else if text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        Some("hexadecimal text: decode it first, as by bytes.fromhex(text)")
+    } else if text.starts_with(['g', 'h', 'i', 'j', 'k', '3']) || text.starts_with("H4sI") {
+        // A first byte of 0x80 to 0x93, 0xdc to 0xdf; gzip.
+        Some("base64 text: decode it first, as by base64.b64decode(text)")
+    } else {
+        None
+    }
+}
+
 fn text_of(start: &[u8]) -> Option<String> {
     let text = match std::str::from_utf8(start) {
         Ok(text) => text,
@@ -348,6 +364,8 @@ fn text_of(start: &[u8]) -> Option<String> {
          `treepack convert`"
     } else if begins("{") || begins("[") {
         "JSON text: read it with the module json"
+    } else if let Some(encoded) = encoded(text) {
+        encoded
     } else {
         let shown: String = text
             .chars()

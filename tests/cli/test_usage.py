@@ -75,6 +75,21 @@ ROWS: list[tuple[str, str, list[tuple[str, int]]]] = [
         (f"convert {base} base", 0), ("convert away/patch x --base base", 0)])
         for base, form in [("run/shards", "a directory"), ("m.safetensors", "a safetensors file"),
             ("run/patch", "a patch itself")]),
+    ("convert a.treepack", "'TARGET'.* name the new file, or - for standard output, after FILE", [
+        ("convert a.treepack x.treepack", 0)]),
+    ("get params/w a.treepack w.npy", "no params/w: FILE comes first: `treepack get a.treep", [
+        ("get a.treepack params/w w.npy", 0)]),
+    ("show params/w a.treepack", "FILE comes first: `treepack show a.treepack params/w`", [
+        ("show a.treepack params/w", 0)]),
+    ("ls a.treepack params b.treepack", "list one file, and one path in it, at a time", [
+        ("ls a.treepack params", 0), ("ls b.treepack", 0)]),
+    ("ls a.treepack --prefix step_", "--prefix is for a run, and this is a file: leave it", [
+        ("ls a.treepack", 0), ("ls run --prefix step_", 0)]),
+    ("-v", "use -V for the version", [("-V", 0)]),
+    ("diff a.treepack b.treepack --rtol -1", "rtol must be a number of at least 0, such as 1e-6", [
+        ("diff a.treepack a.treepack --rtol 1e-6", 0)]),
+    ("diff a.treepack b.treepack --atol nan", "atol must be a number of at least 0, .* got nan", [
+        ("diff a.treepack a.treepack --atol 1", 0)]),
     ("help ls", "`treepack --help`, or after a command, such as `treepack ls --help`", [
         ("--help", 0), ("ls --help", 0)]),
     ("--json ls a.treepack", "options follow the command, as in `treepack ls FILE --json`", [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import concurrent.futures
 import dataclasses
 import pathlib
@@ -152,6 +153,18 @@ SLIPS: list[Row] = [
         "run('diff', 'run/step_1', 'run/step_2')"]),
     ("run('info', 'run', '2')", "run/step_2", [
         "run('info', 'run/step_2')"]),
+    ("load('foo://x')", "Protocol not known: foo: treepack reads s3://, gs://.* memory://", [
+        "save('memory://slips/x', TREE)", "load('memory://slips/x')"]),
+    ("treepack.loads(encoded(TREE))", r"got base64 text: .* base64\.b64decode\(text\)$", [
+        "treepack.loads(base64.b64decode(encoded(TREE)))"]),
+    ("treepack.loads(encoded(TREE).encode())", r"looks like base64 text: .* base64\.b64decode\(", [
+        "treepack.loads(base64.b64decode(encoded(TREE).encode()))"]),
+    ("treepack.loads(dumps(TREE).hex())", r"got hexadecimal text: .* bytes\.fromhex\(text\)$", [
+        "treepack.loads(bytes.fromhex(dumps(TREE).hex()))"]),
+    ("treepack.loads('a.b/' * 9999)", r"got the path '(a\.b/)+a\.b: use treepack.load for files$", [
+        "load('model')"]),
+    ("treepack.diff('model', 'base', rtol=-1)", "rtol must be a number of at least 0, such as 1e", [
+        "treepack.diff('model', 'base', rtol=1e-6)"]),
     ("load('elsewhere/patch', base=['base'])", "got a list of paths, .*: pass one file", [
         "load('elsewhere/patch', base='base')"]),
     ("load('elsewhere/patch', base=open('base')['params'])", "got Tree, .*: pass the File, or", [
@@ -197,13 +210,21 @@ def deleted() -> Any:
     return array
 
 
+def encoded(tree: Any) -> str:
+    """Returns an encoding as text."""
+    return base64.b64encode(treepack.dumps(tree)).decode()
+
+
 def in_thread(work: Callable[[], Any]) -> Any:
     """Calls a function in another thread."""
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
         return threads.submit(work).result()
 
 
-HERE_TOO = {it.__name__: it for it in (renamed, packed, padded, deleted, in_thread, equinox)}
+HERE_TOO = {
+    it.__name__: it
+    for it in (renamed, packed, padded, deleted, encoded, in_thread, equinox, base64)
+}
 """The names that only these rows use."""
 
 

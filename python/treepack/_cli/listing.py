@@ -126,6 +126,8 @@ def ls(
     if path == "." and not mapping and (run := run_at(file, prefix)) is not None:
         runs.show(file, run, as_json=as_json)
         return
+    if prefix is not None and Path(file).is_file():
+        raise ValueError("--prefix is for a run, and this is a file: leave it out")
     with opened(file, max_size, sep, mapping=mapping) as found:
         try:
             info = found.info(path)

@@ -69,6 +69,9 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given = [*args]  # which the parser empties
+        file, path, *_ = [*(arg for arg in args if arg[:1] != "-"), "", ""]
+        if self.name in _OF_LEAVES and not _is_there(file) and Path(path).is_file():
+            ctx.fail(f"there is no {file}: FILE comes first: `treepack {self.name} {path} {file}`")
         try:
             return super().parse_args(ctx, args)
         except _Usage as error:
@@ -78,9 +81,20 @@ class Command(TyperCommand):
                 hint = _hint(_OPTIONS.get(self.name, {}) | _OPTIONS[None], option)
             elif "extra argument" in error.message:
                 hint = _extra(str(self.name), given)
+            elif getattr(error, "param", None) is not None and error.param.name == "target":
+                hint = "name the new file, or - for standard output, after FILE"
             if hint:
                 error.message, error.possibilities = f"{error.message}: {hint}", None
             raise
+
+
+# The commands of a file and a path in it.
+_OF_LEAVES = ("get", "ls", "show")
+
+
+def _is_there(file: str) -> bool:
+    """Returns whether a file may exist: URLs are not looked up."""
+    return "://" in file or Path(file).exists()
 
 
 def _extra(command: str, args: Sequence[str]) -> str:
@@ -96,6 +110,8 @@ def _extra(command: str, args: Sequence[str]) -> str:
         return f"name the checkpoint by its path, as {files[0]}/step_{files[-1]}"
     if command == "diff":
         return f"it compares whole files: for a part, add | grep {shlex.quote(f'^{files[-1]}')}"
+    if command == "ls":
+        return "list one file, and one path in it, at a time"
     if command == "show":
         return "a part of an array is read in Python, as treepack.open(FILE)[PATH][0]"
     return ""
@@ -117,6 +133,12 @@ class Commands(TyperGroup):
             return super().parse_args(ctx, args)
         except _Usage as error:
             option = getattr(error, "option_name", None)
+            if option in ("-v", "--verbose"):
+                error.message, error.possibilities = (
+                    f"{error.message}: use -V for the version",
+                    None,
+                )
+                raise
             for name, command in self.commands.items():
                 if any(option in param.opts for param in command.params):
                     hint = f"options follow the command, as in `treepack {name} FILE {option}`"

@@ -398,7 +398,8 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         if leaf.is_instance_of::<PyDict>() {
             return damaged(
                 "expected an array, found a dict, such as a PRNG key of an unknown \
-                 implementation, or any PRNG key if jax is not installed: pip install jax",
+                 implementation, or any PRNG key if jax is not installed: pip install jax, or leave it out with \
+                 treepack.load(exclude=)",
             );
         }
         if self.assembly.options.placeholders

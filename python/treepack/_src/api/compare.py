@@ -18,6 +18,7 @@ from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.checkpoint.statistics import as_floats, has_numbers, native_blocks
 from treepack._src.elsewhere import advised
 from treepack._src.mapping.leaves import outlined
+from treepack._src.options import check
 from treepack._src.paths import Room, join, parts, text
 from treepack._src.printable import MOST_ROWS, path_end, printable
 from treepack._src.pytree.prng import is_key, key_text, unwrap
@@ -138,6 +139,8 @@ def diff(
       1 of 2 leaves differs
         w: values, 1 element, by 0.5 at most, relative 1
     """
+    check("rtol", rtol)
+    check("atol", atol)
     with _opened(one) as left, _opened(other) as right:
         theirs = dict(right.leaves())
         if mapping is not None:

@@ -158,12 +158,19 @@ def inflated(data: Buffer, opening: Opening) -> core.Content | Buffer:
     return _joined(core.Content.lent(data), opening, None)
 
 
+# The descriptions of `src/foreign/sniff.rs` begin so.
+_ENCODED = ("base64", "hexadecimal")
+
+
 def check_is_bytes(data: Any, order: str = "") -> None:
     """Raises a TypeError if data are not a bytes-like object; `order` ends its text."""
     if isinstance(data, (str, os.PathLike)):
+        name = shown(data)
+        encoded = core.described(core.Content.lent(os.fsencode(data))) or ""
+        if encoded.startswith(_ENCODED):
+            raise TypeError(f"expected a bytes-like object, got {encoded}")
         raise TypeError(
-            f"expected a bytes-like object, got the path {shown(data)!r}: use treepack.load for "
-            "files"
+            f"expected a bytes-like object, got the path {name!r:.100}: use treepack.load for files"
         )
     try:
         memoryview(data)

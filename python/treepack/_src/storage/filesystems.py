@@ -35,6 +35,12 @@ _HAVE_DIRECTORIES = frozenset(
 )
 
 
+_SCHEMES = (
+    "treepack reads s3://, gs://, az://, abfs://, https:// and http:// by obstore, file:// and "
+    "memory://, and others, such as hf:// and sftp://, by the package that fsspec names for them"
+)
+
+
 def file_system(url: str) -> tuple[Any, str]:
     """Returns the file system of a URL, and the path there, without cached listings of it.
 
@@ -55,8 +61,9 @@ def file_system(url: str) -> tuple[Any, str]:
     with hiding(url):
         try:
             fs, path = url_to_fs(str(url), **options)
-        except ValueError as error:  # an unknown protocol
-            raise ValueError(f"{shown(url)!r}: {error}") from error
+        except ValueError as error:  # an unknown scheme, or a wrong option
+            hint = f": {_SCHEMES}" if "Protocol not known" in str(error) else ""
+            raise ValueError(f"{shown(url)!r}: {error}{hint}") from error
         except ImportError as error:
             raise ImportError(f"{shown(url)!r}: {error}") from error
         fs = given or fs
