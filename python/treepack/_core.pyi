@@ -50,6 +50,7 @@ __all__ = [
     "patch_parts",
     "problems",
     "ranges_of_box",
+    "record_digests",
     "record_metadata",
     "record_ties",
     "remove_if_dead",
@@ -154,6 +155,7 @@ def walk(
     metadata: bytes | None = None,
     index: bool = False,
     checksums: bool = False,
+    digests: bool = False,
     record: bytes | None = None,
     snapshot: bool = False,
     hollow: bool = False,
@@ -178,6 +180,8 @@ def walk(
         state dicts.
       metadata: Metadata for the record, by `encode_value`.
       index: Whether to record the places of the leaves, too.
+      digests: Whether the record has the digests of the arrays; with `checksums`, `Layout.save`
+        computes them from the bytes that it writes.
       checksums: Whether to reserve space for checksums of the leaves, which only `Layout.save`
         computes: other outputs have zeros after the record.
       record: A record, and the bytes after it, whose types, structure and metadata replace the
@@ -1238,6 +1242,13 @@ def mark_older(
 
 def has_older_types(record: bytes) -> bool:
     """Returns whether a record has nodes for `mark_older`."""
+
+def record_digests(record: bytes) -> bytes | None:
+    """Returns the digests in the record of a structure, 16 bytes for each leaf, or `None`.
+
+    Raises:
+      DecodeError: A ValueError, if the record is damaged.
+    """
 
 def record_metadata(record: bytes, *, unknown_as_dict: bool) -> Any:
     """Returns the metadata in the record of a structure, or `None`.

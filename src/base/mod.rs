@@ -4,6 +4,8 @@ pub(crate) mod error;
 
 pub mod watch;
 
+pub mod digest;
+
 pub(crate) mod grow;
 
 pub mod raw;

@@ -187,7 +187,7 @@ mod tests {
         let record = recorder.finish(Some(metadata.to_vec())).unwrap();
         let mut sealed = record.encode(&()).unwrap();
         let seal = Seal::new(&sealed, Regions::new(vec![]));
-        sealed.extend(seal.close(&[]).unwrap());
+        sealed.extend(seal.close(&[], &[]).unwrap());
         let mut data = b"\x83\xa10\x01\xa11\x81\xa12\xc4\x00\xac__treepack__\xc5".to_vec();
         data.extend(u16::try_from(sealed.len()).unwrap().to_be_bytes());
         data.extend(sealed);

@@ -6,10 +6,15 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use crate::base::raw::{AsRaw, Buffer, Filling, Lender, RawBytes, Uninit};
+use crate::base::digest::Digest;
+use crate::base::raw::{AsRaw, Buffer, Filling, Lender, RawBytes, Uninit, append_with};
 use crate::base::source::Source;
+use crate::base::watch::Watch;
 use crate::format::structure::Seal;
 use crate::{Error, Result, base::grow, base::stream};
+
+/// Fits the caches.
+const DIGEST_BYTES: usize = 256 << 10;
 
 /// The bytes of a leaf, which are copied, never lent as a slice (see [`crate::base::raw`]).
 pub trait Payload {
@@ -103,6 +108,26 @@ impl<P: Payload> LayoutBuilder<P> {
             payload,
         });
         Ok(())
+    }
+
+    /// Returns the digest of the payloads of each region that ends there.
+    pub(crate) fn digests(&self, ends: &[usize], watch: &dyn Watch) -> Result<Vec<Digest>> {
+        let mut digests = grow::filled(Digest::default(), ends.len())?;
+        let mut block = Vec::new();
+        for piece in &self.pieces {
+            let len = piece.payload.len();
+            let region = ends.partition_point(|end| *end <= piece.end - len);
+            for start in (0..len).step_by(DIGEST_BYTES) {
+                watch.check()?;
+                block.clear();
+                let part = DIGEST_BYTES.min(len - start);
+                append_with(&mut block, part, |target| {
+                    piece.payload.copy_to(start, target)
+                })?;
+                digests[region] = digests[region].join(Digest::of(&block), part as u64);
+            }
+        }
+        Ok(digests)
     }
 
     /// Removes and returns the header bytes from output offset `start` on.

@@ -7,8 +7,9 @@ use super::memory::keep_reserve;
 use super::options::{self, Int};
 use super::walk::raw_layout_of;
 use super::watch::Watcher;
+use crate::base::digest::Digest;
 use crate::base::parallel;
-use crate::codec::digest::{self, Digest};
+use crate::codec::digest;
 use crate::format::structure::Regions;
 use crate::grammar::encoder::Encoder;
 

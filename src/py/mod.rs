@@ -97,7 +97,8 @@ mod _core {
         pointwise::convert,
         replacement::{Replacement, make_directories, remove_if_dead},
         restore::{
-            assemble, has_older_types, mark_older, record_metadata, record_ties, restore_state,
+            assemble, has_older_types, mark_older, record_digests, record_metadata, record_ties,
+            restore_state,
         },
         safetensors::Tensors,
         save::{lay_raw, problems, walk},

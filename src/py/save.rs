@@ -32,7 +32,8 @@ const JOIN_MAX_BYTES: usize = 4 << 10;
 #[pyfunction]
 #[pyo3(signature = (
     tree, *, state_dict, sort_keys=false, align, max_chunk_size, overridden=vec![], left_out=None,
-    structure=false, metadata=None, index=false, checksums=false, record=None, snapshot=false, hollow=false,
+    structure=false, metadata=None, index=false, checksums=false,
+    digests=false, record=None, snapshot=false, hollow=false,
     align_all=false, joined=false, base=None, base_name="", threads=None
 ))]
 #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools)] // they have names in Python
@@ -48,6 +49,7 @@ pub fn walk(
     metadata: Option<Vec<u8>>,
     index: bool,
     checksums: bool,
+    digests: bool,
     record: Option<Vec<u8>>,
     snapshot: bool,
     hollow: bool,
@@ -68,6 +70,7 @@ pub fn walk(
         (true, false) => Encoder::described(framing),
         (true, true) => Encoder::indexed(framing, checksums),
     };
+    let out = if digests { out.digested() } else { out };
     let options = Options {
         state_dict,
         sort_keys,

@@ -220,9 +220,7 @@ impl Manifest {
             let count = |product: usize, &count: &u32| product.checked_mul(count as usize);
             let shards = grid.counts.iter().try_fold(1, count);
             let is_file = |&file: &u32| (file as usize) < manifest.files.len();
-            shards == Some(grid.files.len())
-                && shards != Some(0)
-                && grid.files.iter().all(is_file)
+            shards == Some(grid.files.len()) && shards != Some(0) && grid.files.iter().all(is_file)
         };
         if !manifest.arrays.iter().all(is_split) {
             return damaged("an array does not have one file per shard");

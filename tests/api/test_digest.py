@@ -225,6 +225,19 @@ def test_a_step_with_links_stores_digests(
     assert "1 corrupt" in call("verify", str(path), "--expect", str(expected), status=1)
 
 
+@pytest.mark.parametrize("chunk", [2**30, 1000])
+@pytest.mark.parametrize("options", [{}, {"compress": True}, {"compress": "numbers"}, {"align": 1}])
+def test_stored_digests_are_of_the_bytes_of_arrays(
+    options: Any, chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serialization, "MAX_CHUNK_SIZE", chunk)
+    tree = {**STATE, "large": np.arange(3_000_000.0), "empty": np.zeros((0, 3)), "b/c": np.ones(1)}
+    run, expected = treepack.Series(tmp_path, unchanged="link"), treepack.digest(tree)
+    run.save(0, tree, **options)
+    monkeypatch.setattr(module, "_of_windows", None)  # all are stored
+    assert treepack.digest(run.path(0)) == expected
+
+
 def test_missing_and_unexpected_leaves_are_named(tmp_path: Path) -> None:
     treepack.save(tmp_path / "model", {"a": 1, "b": 2})
     with pytest.raises(treepack.CorruptionError, match=r"c \(missing\), b \(unexpected\)"):

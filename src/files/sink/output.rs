@@ -5,11 +5,12 @@ use std::io;
 use std::num::NonZero;
 use std::sync::Mutex;
 
+use crate::base::digest::Digest;
 use crate::base::raw::{RawBytes, Uninit, append_with};
 use crate::base::watch::Watch;
-use crate::format::layout::{Caching, Layout, Payload};
+use crate::format::layout::{Caching, Layout, Payload, Slice};
 use crate::format::structure::{PartialSums, Seal, Sums};
-use crate::{Result, base::parallel, base::system};
+use crate::{Result, base::grow, base::parallel, base::system};
 
 /// Smaller pieces are joined: copying is cheaper than a system call.
 const JOIN_BYTES: usize = 64 << 10;
@@ -19,6 +20,9 @@ const WRITE_BYTES: usize = 8 << 20;
 
 /// Bytes copied at a time, which stay in the caches until they are written.
 const BLOCK_BYTES: usize = 1 << 20;
+
+/// Bytes copied and summed at a time, in the caches of one core.
+const SUM_BYTES: usize = 128 << 10;
 
 const NO_PANIC: &str = "nothing panics while it holds the lock";
 
@@ -146,6 +150,29 @@ pub trait Append {
     fn append(&mut self, bytes: &[u8]) -> Result<()>;
 }
 
+/// The digests and sizes of the payloads in a part of a layout, with the numbers of their regions.
+fn digests_in<P: Payload>(
+    layout: &Layout<P>,
+    start: usize,
+    part: &[u8],
+) -> Result<Vec<(usize, Digest, u64)>> {
+    let regions = layout.seal().expect("a seal for the regions").regions();
+    let (mut digests, mut at) = (Vec::new(), 0);
+    for slice in layout.slices(start..start + part.len()) {
+        let bytes = &part[at..at + slice.len()];
+        if let (Slice::Payload(..), Some((region, _))) =
+            (slice, regions.parts(start + at..start + at + 1).next())
+        {
+            grow::push(
+                &mut digests,
+                (region, Digest::of(bytes), bytes.len() as u64),
+            )?;
+        }
+        at += bytes.len();
+    }
+    Ok(digests)
+}
+
 /// Appends a layout whose leaves are summed, block by block, and sums the same copy.
 ///
 /// # Panics
@@ -158,29 +185,44 @@ pub fn append_blocks<P: Payload + Sync>(
 ) -> Result<()> {
     let seal = layout.seal().expect("a seal for the sums");
     let regions = seal.regions();
-    let end = layout.len() - Seal::bytes(regions.len());
+    let end = layout.len() - Seal::bytes(regions.len()) - Digest::BYTES * seal.digests();
     let spare = Mutex::new(Vec::new());
     let work = |(): &mut (), index: usize| {
         let mut block: Vec<u8> = spare.lock().expect(NO_PANIC).pop().unwrap_or_default();
         block.clear();
+        let (mut sums, mut digests) = (Vec::new(), Vec::new());
         let start = index * BLOCK_BYTES;
-        append_with(&mut block, BLOCK_BYTES.min(end - start), |target| {
-            layout.copy_to(start, target, Caching::Usual)
-        })?;
-        let sums = regions.sum(start, &block)?;
-        Ok((block, sums))
+        let stop = end.min(start + BLOCK_BYTES);
+        block.try_reserve(stop - start)?;
+        for start in (start..stop).step_by(SUM_BYTES) {
+            let (before, len) = (block.len(), SUM_BYTES.min(stop - start));
+            append_with(&mut block, len, |target| {
+                layout.copy_to(start, target, Caching::Usual)
+            })?;
+            let part = &block[before..];
+            grow::add_all(&mut sums, regions.sum(start, part)?)?;
+            if seal.digests() > 0 {
+                grow::add_all(&mut digests, digests_in(layout, start, part)?)?;
+            }
+        }
+        Ok((block, sums, digests))
     };
     let mut sums = Sums::default();
-    let each = |index: usize, done: Result<(Vec<u8>, PartialSums)>| {
-        let (block, parts) = done?;
+    let mut digests = grow::filled(Digest::default(), seal.digests())?;
+    let each = |index: usize, done: Result<(Vec<u8>, PartialSums, Vec<_>)>| {
+        let (block, parts, more) = done?;
         sums.add(parts)?;
+        for (region, digest, nbytes) in more {
+            let before: &mut Digest = &mut digests[region];
+            *before = before.join(digest, nbytes);
+        }
         out.append(&block)?;
         spare.lock().expect(NO_PANIC).push(block);
         watch.done(end.min((index + 1) * BLOCK_BYTES))
     };
     let ahead = threads.get().saturating_mul(4);
     parallel::in_order(end.div_ceil(BLOCK_BYTES), threads, ahead, work, each)?;
-    out.append(&seal.close(&sums.finish(regions.len())?)?)
+    out.append(&seal.close(&sums.finish(regions.len())?, &digests)?)
 }
 
 #[cfg(unix)]

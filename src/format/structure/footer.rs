@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use crc32fast::Hasher;
 
+use crate::base::digest::Digest;
 use crate::base::source::{Source, bytes_of};
 use crate::format::wire::length;
 use crate::{Error, Result, base::grow};
@@ -141,23 +142,39 @@ impl Sums {
     }
 }
 
-/// Writes the bytes after a record, once the leaves have been summed.
+/// Writes the bytes after a record, once the leaves have been summed; and its last bytes, if these
+/// are the digests of the leaves.
 #[derive(Debug, Clone)]
 pub struct Seal {
     regions: Regions,
     record: usize,
+    digests: usize,
+    /// Of the record without the digests.
     crc: Hasher,
 }
 
 impl Seal {
     pub fn new(record: &[u8], regions: Regions) -> Self {
+        Self::with_digests(record, regions, 0)
+    }
+
+    /// The seal of a record that ends with zeros in place of `digests` digests.
+    ///
+    /// # Panics
+    /// If the record is shorter.
+    pub fn with_digests(record: &[u8], regions: Regions, digests: usize) -> Self {
         let mut crc = Hasher::new();
-        crc.update(record);
+        crc.update(&record[..record.len() - Digest::BYTES * digests]);
         Self {
             regions,
             record: record.len(),
+            digests,
             crc,
         }
+    }
+
+    pub fn digests(&self) -> usize {
+        self.digests
     }
 
     pub fn bytes(checksums: usize) -> usize {
@@ -168,14 +185,17 @@ impl Seal {
         &self.regions
     }
 
-    /// The bytes after the record.
+    /// The bytes after the record, or after its part before the digests.
     ///
     /// # Panics
-    /// If there is not one checksum per region.
-    pub fn close(&self, checksums: &[u32]) -> Result<Vec<u8>> {
+    /// If there is not one checksum per region, and one digest per place.
+    pub fn close(&self, checksums: &[u32], digests: &[Digest]) -> Result<Vec<u8>> {
         assert_eq!(checksums.len(), self.regions.len());
+        assert_eq!(digests.len(), self.digests);
         let mut bytes = Vec::new();
-        bytes.try_reserve_exact(Self::bytes(checksums.len()))?;
+        let len = Self::bytes(checksums.len()) + Digest::BYTES * digests.len();
+        bytes.try_reserve_exact(len)?;
+        bytes.extend(digests.iter().flat_map(|digest| digest.to_bytes()));
         bytes.extend(checksums.iter().flat_map(|checksum| checksum.to_le_bytes()));
         let mut crc = self.crc.clone();
         crc.update(&bytes);
@@ -197,11 +217,24 @@ mod tests {
     use super::*;
 
     #[test]
+    fn digests_end_a_record() {
+        let digests = [Digest::of(b"a"), Digest::of(b"b")];
+        let blank = [&b"record"[..], &[0; 2 * Digest::BYTES]].concat();
+        let seal = Seal::with_digests(&blank, Regions::new(vec![1, 2]), 2);
+        let after = seal.close(&[3, 4], &digests).unwrap();
+        let bytes = [b"record".to_vec(), after].concat();
+        let (record, sums) = Footer::split(&bytes).unwrap();
+        let expected = digests.map(Digest::to_bytes).concat();
+        assert_eq!(record, [&b"record"[..], &expected].concat());
+        assert_eq!(checksums_of(sums).unwrap(), [3, 4]);
+    }
+
+    #[test]
     fn closed_records_are_read() {
         for checksums in [vec![], vec![1, u32::MAX]] {
             let seal = Seal::new(b"record", Regions::new(vec![3; checksums.len()]));
             let after = Seal::bytes(checksums.len());
-            let bytes = [b"record".to_vec(), seal.close(&checksums).unwrap()].concat();
+            let bytes = [b"record".to_vec(), seal.close(&checksums, &[]).unwrap()].concat();
             assert_eq!(bytes.len(), 6 + after);
             let (record, sums) = Footer::split(&bytes).unwrap();
             assert_eq!(record, b"record");

@@ -50,6 +50,14 @@ pub struct Record {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[serde(deserialize_with = "decode::list")]
     pub ties: Vec<Tie>,
+    /// The digest of the bytes of each leaf of the index that is an array. The last field, so that it
+    /// ends the encoded record: see [`super::Seal`].
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "decode::bytes_or_none"
+    )]
+    pub digests: Option<ByteBuf>,
 }
 
 /// A node that occurs twice in a tree: the paths of its first place and of another one.
@@ -142,6 +150,7 @@ impl Record {
             shardings: Vec::new(),
             split: Vec::new(),
             ties: Vec::new(),
+            digests: None,
         }
     }
 

@@ -34,9 +34,16 @@ pub struct Encoder<P> {
     is_raw: bool,
     recorder: Option<Recorder>,
     listing: Option<Listing>,
-    summed: bool,
+    sums: LeafSums,
     /// The depth of a container that is recorded as a leaf, without its content.
     paused: Option<usize>,
+}
+
+/// What is computed of the bytes of the indexed leaves.
+#[derive(Debug, Clone, Copy, Default)]
+struct LeafSums {
+    has_checksums: bool,
+    has_digests: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -62,7 +69,7 @@ impl<P: Payload> Encoder<P> {
             is_raw: false,
             recorder: None,
             listing: None,
-            summed: false,
+            sums: LeafSums::default(),
             paused: None,
         }
     }
@@ -92,9 +99,24 @@ impl<P: Payload> Encoder<P> {
     pub fn indexed(framing: Framing, summed: bool) -> Self {
         Self {
             listing: Some(Listing::default()),
-            summed,
+            sums: LeafSums {
+                has_checksums: summed,
+                has_digests: false,
+            },
             ..Self::described(framing)
         }
+    }
+
+    /// Also records the digests of the indexed arrays.
+    #[must_use]
+    pub fn digested(mut self) -> Self {
+        self.sums.has_digests = true;
+        self
+    }
+
+    #[inline]
+    pub(crate) fn is_digested(&self) -> bool {
+        self.sums.has_digests
     }
 
     pub(crate) fn borrow_from(&mut self, lender: Box<dyn Lender>) {

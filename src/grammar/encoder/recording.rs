@@ -1,6 +1,7 @@
 //! Records a tree's structure, the index of its leaves, and their checksums.
 
 use super::Encoder;
+use crate::base::digest::Digest;
 use crate::base::watch::Watch;
 use crate::format::array::Array;
 use crate::format::layout::{Layout, Payload};
@@ -98,13 +99,22 @@ impl<P: Payload> Encoder<P> {
         record: &mut Record,
         watch: &dyn Watch,
     ) -> Result<Option<Vec<usize>>> {
-        record.index = None;
+        (record.index, record.digests) = (None, None);
         let Some(listing) = self.listing.take() else {
             return Ok(None);
         };
         let (index, ends) = listing.finish(self.layout.len())?;
         record.index = Some(index.encode(watch)?.into());
-        Ok(Some(ends).filter(|_| self.summed))
+        if self.sums.has_digests {
+            let digests = if self.sums.has_checksums {
+                grow::filled(Digest::default(), ends.len())? // computed when the leaves are summed
+            } else {
+                self.layout.digests(&ends, watch)?
+            };
+            let bytes = digests.into_iter().flat_map(Digest::to_bytes);
+            record.digests = Some(grow::collect(bytes)?.into());
+        }
+        Ok(Some(ends).filter(|_| self.sums.has_checksums))
     }
 
     pub(super) fn with_record(self, record: &[u8], ends: Option<Vec<usize>>) -> Result<Layout<P>> {
@@ -115,11 +125,17 @@ impl<P: Payload> Encoder<P> {
         let start = layout.len();
         layout.extend(record)?;
         let Some(mut ends) = ends else {
-            layout.extend(&Seal::new(record, Regions::new(Vec::new())).close(&[])?)?;
+            layout.extend(&Seal::new(record, Regions::new(Vec::new())).close(&[], &[])?)?;
             return Ok(layout.finish());
         };
         grow::push(&mut ends, start)?;
         layout.extend(&grow::filled(0, after)?)?;
-        Ok(layout.sealed(Some(Seal::new(record, Regions::new(ends)))))
+        let digests = if self.sums.has_digests {
+            ends.len() - 1
+        } else {
+            0
+        };
+        let seal = Seal::with_digests(record, Regions::new(ends), digests);
+        Ok(layout.sealed(Some(seal)))
     }
 }

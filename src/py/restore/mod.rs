@@ -30,6 +30,8 @@ pub use self::keys::{Here, Name};
 pub use self::matching::Matching;
 pub use self::older::{has_older_types, mark_older};
 pub use self::plan::Options;
-pub use self::record::{Walk as RecordWalk, assemble, record_metadata, record_ties};
+pub use self::record::{
+    Walk as RecordWalk, assemble, record_digests, record_metadata, record_ties,
+};
 pub use self::state::restore_state;
 pub use self::template::{Session, Walk};

@@ -19,7 +19,7 @@ use super::super::classes::is_plain;
 use super::super::failure::Walked;
 use super::super::hooks::Hooks;
 use super::super::memory::{
-    dict_next, list_of_results, new_list_of, new_string, new_tuple_of, new_uint,
+    copied, dict_next, list_of_results, new_list_of, new_string, new_tuple_of, new_uint,
 };
 use super::super::value;
 use super::assembly::Assembly;
@@ -87,6 +87,15 @@ pub fn record_metadata<'py>(
     };
     let value = value::decode_at(py, &metadata, unknown_as_dict);
     value.map_err(|failure| failure.below("metadata").into_py_at(py, "loading"))
+}
+
+#[pyfunction]
+pub fn record_digests<'py>(
+    py: Python<'py>,
+    record: &[u8],
+) -> PyResult<Option<Bound<'py, PyBytes>>> {
+    let digests = Record::read(record)?.digests;
+    digests.map(|digests| copied(py, &digests)).transpose()
 }
 
 #[pyfunction]

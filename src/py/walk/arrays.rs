@@ -74,6 +74,12 @@ impl<'py> Walk<'py> {
         ))
     }
 
+    /// Whether an array is written among the headers. Only payloads have digests.
+    #[inline]
+    fn is_inline(&self, nbytes: usize) -> bool {
+        nbytes <= INLINE_MAX_BYTES && !self.out.is_digested()
+    }
+
     /// Returns the index in `self.dtypes`. May run Python.
     #[inline]
     fn dtype_of(&mut self, array: &Bound<'py, PyUntypedArray>) -> Walked<usize> {
@@ -105,7 +111,7 @@ impl<'py> Walk<'py> {
         if self.is_hollow(memory.len()) {
             return self.gap(array.as_any(), dtype, code, parts.shape(), kind);
         }
-        if memory.len() <= INLINE_MAX_BYTES || self.is_copied_once(memory.len()) {
+        if self.is_inline(memory.len()) || self.is_copied_once(memory.len()) {
             let put = |out: &mut LayoutBuilder<LeafPayload>, range| {
                 out.headers().append(memory.slice(range))
             };
@@ -308,7 +314,7 @@ impl<'py> Walk<'py> {
             return Ok(false);
         }
         let py = self.py;
-        if header.nbytes() <= INLINE_MAX_BYTES {
+        if self.is_inline(header.nbytes()) {
             let memory = exported(&buffer);
             let put = |out: &mut LayoutBuilder<LeafPayload>, range| {
                 out.headers().append(memory.slice(range))

@@ -37,7 +37,7 @@ pub fn sealed(data: &[u8]) -> Option<Vec<u8>> {
         checksums.extend(sums.map(|sum| u32::from_le_bytes(*sum)));
     }
     let seal = Seal::new(record, Regions::new(vec![0; checksums.len()]));
-    let after = seal.close(&checksums).ok()?;
+    let after = seal.close(&checksums, &[]).ok()?;
     let length = u32::try_from(record.len() + after.len()).ok()?;
     Some([state, &length.to_be_bytes(), record, &after].concat())
 }

@@ -11,10 +11,9 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
-from treepack._src.checkpoint.boxes import ShardedArray
 from treepack._src.checkpoint.file import File, Tree, open, place_of
 from treepack._src.checkpoint.reader import LazyArray, Reader
-from treepack._src.checkpoint.sharded import ShardedReader, unless_replaced
+from treepack._src.checkpoint.sharded import unless_replaced
 from treepack._src.elsewhere import advised
 from treepack._src.options import StorageOptions
 from treepack._src.printable import printable, shortened
@@ -140,7 +139,7 @@ def digest_of(tree: Tree, threads: int | None, *, is_stored: bool = False) -> Di
             head, data = _parts(leaf)
             if isinstance(data, LazyArray):
                 heads[path] = _of_bytes(head), data.nbytes
-                stored = _stored(data) if is_stored else None
+                stored = data.reader.stored_digest(data) if is_stored else None
                 if stored is not None:
                     digests[path] = stored
                 elif type(data) is LazyArray and data.reader.is_local:
@@ -174,12 +173,6 @@ def _parts(leaf: Any) -> tuple[bytes, LazyArray | bytes]:
         data = core.lay_raw(b"", [np.asarray(leaf)], snapshot=False).to_bytes(threads=None)
         return (f"key<{impl}>".encode() if impl else b"") + _head(np.asarray(leaf)), data
     return b"value\0", core.encode_value(leaf)
-
-
-def _stored(array: LazyArray) -> bytes | None:
-    if isinstance(array, ShardedArray) and isinstance(array.reader, ShardedReader):
-        return array.reader.stored_digest(array)
-    return None
 
 
 def _head(array: Any) -> bytes:

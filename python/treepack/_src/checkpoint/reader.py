@@ -263,6 +263,11 @@ class Reader:
             self.compare(value, parts)
         return leaf
 
+    def stored_digest(self, array: LazyArray) -> bytes | None:
+        """Returns the digest of an array that its files store, or `None`."""
+        del array
+        return None
+
     def compare(self, value: int, parts: list[str]) -> None:
         """Compares a leaf with its checksum.
 

@@ -28,7 +28,13 @@ from treepack._src.checkpoint.reader import (
     StayLazy,
     Verified,
 )
-from treepack._src.checkpoint.shards import MANIFEST, about_in, process_of, save_of
+from treepack._src.checkpoint.shards import (
+    DIGEST_BYTES,
+    MANIFEST,
+    digests_in,
+    process_of,
+    save_of,
+)
 from treepack._src.forks import Locked
 from treepack._src.options import Reading, Status, Tell, tell_from
 from treepack._src.pytree import prng as _prng
@@ -131,7 +137,7 @@ class ShardedReader(Files):
         super().__init__(source, opened, mmap=mmap, max_size=max_size, **options)
         self.is_local = store_of(self._path)[0].is_local
         self._remembers = False
-        self._digests: dict[int, Any] = {}  # of the leaves of each file, by their paths
+        self._digests: dict[int, dict[str, bytes]] = {}  # of the leaves of each file
         self._files: list[Task[Reader] | None] = [None] * len(self._expected)
         self.catalogs: list[core.Catalog | None] = [None] * len(self._expected)
 
@@ -366,29 +372,27 @@ class ShardedReader(Files):
         array = self.array(value, parts, kind) if kind[0] in ("array", "prng_key") else None
         return array if isinstance(array, ShardedArray) else None
 
-    def stored_digest(self, array: ShardedArray) -> bytes | None:
+    def stored_digest(self, array: LazyArray) -> bytes | None:
         """Returns the digest of an array from the digests of its shards in the records of files.
 
         `None` if files lack them, as those of other saves than with links, or if the shards are not
         contiguous parts of the array.
         """
         number = self.manifest.array_of(self.catalog, array.value)
-        if number is None or array.dtype != array.stored:
+        if number is None or not isinstance(array, ShardedArray) or array.dtype != array.stored:
             return None
         counts, is_host = self.manifest.grid(number)
         last = max((axis for axis, count in enumerate(counts) if count > 1), default=0)
         if tuple(counts[:last]) != array.shape[:last]:
             return None
         files, cells = array.files(), core.ShardGrid(array.shape, counts)
-        whole, nbytes = bytes(16), array.nbytes // len(files)
+        whole, nbytes = bytes(DIGEST_BYTES), array.nbytes // len(files)
         for cell, file in enumerate(files):
             name = [] if is_host and len(files) == 1 else [cells.name(cell)]
             if file not in self._digests:
-                self._digests[file] = about_in(self.file(file).catalog).get("digests")
-            digests = self._digests[file]
-            path = _paths.text([*array.parts, *name])
-            digest = digests.get(path) if isinstance(digests, dict) else None
-            if not isinstance(digest, bytes) or len(digest) != len(whole):
+                self._digests[file] = digests_in(self.file(file).catalog)
+            digest = self._digests[file].get(_paths.text([*array.parts, *name]))
+            if digest is None:
                 return None
             whole = core.join_digests(whole, digest, nbytes)
         return whole

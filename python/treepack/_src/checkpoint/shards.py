@@ -22,6 +22,8 @@ from treepack.errors import TreepackError
 # The name of the manifest, which makes a directory a checkpoint.
 MANIFEST = "manifest.treepack"
 
+DIGEST_BYTES = 16
+
 # The names of files with shards.
 NAME = r"[0-9a-f]{8}-\d{5,}\.treepack"
 FILE = re.compile(NAME)
@@ -46,6 +48,16 @@ def about_in(catalog: core.Catalog) -> dict[str, Any]:
     record = catalog.record
     about = None if record is None else metadata_in(record, unknown_as_dict=True)
     return about if isinstance(about, dict) else {}
+
+
+def digests_in(catalog: core.Catalog) -> dict[str, bytes]:
+    """Returns the digests of the leaves of a file with shards; empty if it has none."""
+    leaves = [path for path, _ in catalog.leaves(0)]
+    stored = None if catalog.record is None else core.record_digests(catalog.record)
+    if stored is None or len(stored) != DIGEST_BYTES * len(leaves):
+        return {}
+    starts = range(0, len(stored), DIGEST_BYTES)
+    return {path: stored[at : at + DIGEST_BYTES] for path, at in zip(leaves, starts, strict=True)}
 
 
 def warn_of_part(source: Any) -> None:

@@ -217,14 +217,19 @@ class Directory(abc.ABC):
           FileNotFoundError: If it is missing.
           DecodeError: If it is damaged, or is not a regular file.
         """
+        return self.read(name)[0]
+
+    def read(self, name: str) -> tuple[Written, core.Catalog]:
+        """Reads the end of a file with shards, and its catalog; raises the errors of `look`."""
         with naming(self.file(name)):
             parts = open_parts(self.file(name), regular=True)
-            record = core.Catalog.open(parts.content, salvage=False).record
+            catalog = core.Catalog.open(parts.content, salvage=False)
+            record = catalog.record
             if record is None:
                 raise DecodeError("the file has no record of the tree's structure")
         about = metadata_in(record, unknown_as_dict=False)
         plan = about.get("plan") if isinstance(about, dict) else None
-        return Written(name, parts.nbytes, zlib.crc32(record), plan)
+        return Written(name, parts.nbytes, zlib.crc32(record), plan), catalog
 
 
 def _files_of(manifest: bytes | None) -> set[str] | None:

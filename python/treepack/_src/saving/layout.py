@@ -174,11 +174,18 @@ def _is_nothing(leaf: Any) -> bool:
 
 
 def file_layout(
-    tree: Any, saved: Saved, writing: Writing, *, snapshot: bool = False, base_name: str = ""
+    tree: Any,
+    saved: Saved,
+    writing: Writing,
+    *,
+    snapshot: bool = False,
+    digests: bool = False,
+    base_name: str = "",
 ) -> core.Layout:
     """Lays out a tree for a file, with its structure, an index and checksums.
 
-    A `base_name` is the name of the base in the directory of the file.
+    With `digests`, also with those of its arrays: of the bytes that are written or, if these are
+    compressed, of the memory now. A `base_name` is the name of the base in the file's directory.
     """
     base = base_of(saved.base, saved.static)
     return described_layout(
@@ -189,6 +196,7 @@ def file_layout(
         index=True,
         # A patch has a checksum of its own.
         checksums=not writing.compress and saved.base is None,
+        digests=digests,
         snapshot=snapshot,
         base=base,
         base_name=base_name,

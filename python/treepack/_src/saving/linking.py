@@ -1,12 +1,13 @@
 """Links the files of a run's last step whose shards are unchanged: `Series(unchanged="link")`.
 
-    shards of this process ──▶ digests ──▶ unchanged: where most of a file is, link the file
-                                      └──▶ the rest: changed shards to one file, others to a second
+    shards of this process, of large arrays blocks of rows
+        ──▶ probes, digests ──▶ unchanged: where most of a file is, link the file
+                           └──▶ the rest: changed shards to one file, others to a second
 
 A step is a whole directory: its manifest names linked files as it names its own. The random start
 of a name is that of the save that wrote the file. Only files of the step that the same object saved
-or resumed last are linked. Its digests come from memory, or after a resume from the metadata of the
-files with these shards, so no array is read.
+or resumed last are linked. The record of each file has the digests of its shards, computed from the
+bytes that were written, so no array of an earlier step is read, also after a resume.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from treepack._src import paths as _paths
 from treepack._src.checkpoint.info import totals
 from treepack._src.checkpoint.reader import dtype_and_shape
 from treepack._src.checkpoint.sharded import ShardedReader
-from treepack._src.checkpoint.shards import about_in
+from treepack._src.checkpoint.shards import about_in, digests_in
 from treepack._src.interop import jax as _jax
 from treepack._src.printable import warn
 from treepack._src.pytree.leaves import finish_transfer, host_view, start_transfer
@@ -43,13 +44,15 @@ _MOST_LINKED = 18
 # Larger shards are divided into blocks of rows, of which only those that changed are written.
 BLOCK_BYTES = 8 << 20
 
+# The number of elements that show most changes of a shard, without a digest of all.
+_SAMPLE = 1024
+
+_DIGEST_BYTES = 16
+
 # By default, all files are written again after both this number of checkpoints and of seconds.
 _FULL_CHECKPOINTS = 50
 
 _FULL_S = 86_400
-
-
-_DIGEST_BYTES = 16
 
 
 class Part(NamedTuple):
@@ -80,7 +83,8 @@ class Part(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def _name_of(dtype: Any) -> str:
+def name_of(dtype: Any) -> str:
+    """Returns the name of a dtype."""
     return str(dtype)
 
 
@@ -93,7 +97,7 @@ def parts_of(
     parts = []
     for cell, name, data in shards:
         keys = [*path, *name]
-        kind = _name_of(data.dtype), tuple(data.shape)
+        kind = name_of(data.dtype), tuple(data.shape)
         parts.append(Part(text, cell, keys, _paths.text(keys), kind, data, source))
     return parts
 
@@ -119,6 +123,7 @@ class Step(NamedTuple):
       sizes: The size in bytes of all shards in each file.
       shards: The shards by `Part.text`.
       sources: The JAX arrays by path.
+      probes: Digests of a few elements of each shard by `Part.text`; `None` if they are unknown.
       full: The number of checkpoints since the last one without links, and its time.
       age: The number of steps before it in the run.
     """
@@ -128,47 +133,53 @@ class Step(NamedTuple):
     sizes: dict[str, int]
     shards: dict[str, Stored]
     sources: dict[str, weakref.ref[Any]]
+    probes: dict[str, bytes | None]
     full: tuple[int, float]
     age: int
 
     def add(
-        self, row: FileRow, parts: Sequence[Part], digests: Sequence[bytes], size: int | None = None
+        self,
+        row: FileRow,
+        parts: Sequence[Part],
+        digests: dict[str, bytes],
+        size: int | None = None,
     ) -> None:
         """Adds a file and its shards; `size` is of all that it has, if there are others."""
         name = row[0]
         self.files[name] = row
         self.sizes[name] = sum(part.data.nbytes for part in parts) if size is None else size
-        for part, digest in zip(parts, digests, strict=True):
-            self.shards[part.text] = Stored(part.kind, digest, name)
+        for part in parts:
+            self.shards[part.text] = Stored(part.kind, digests[part.text], name)
             if part.source is not None:
                 self.sources[part.path] = part.source
 
-    def digests(self, parts: Sequence[Part], threads: int | None) -> dict[int, bytes]:
-        """Returns the digests of the next step's shards by number.
-
-        JAX arrays do not change, so the shards of the same array have the same digests.
-        """
-        digests: dict[int, bytes] = {}
-        for number, part in enumerate(parts):
-            if self._is_same_array(part):
-                stored = self.shards.get(part.text)
-                if stored is not None and stored.kind == part.kind:
-                    digests[number] = stored.digest
-        rest = [number for number in range(len(parts)) if number not in digests]
-        computed = digests_of([parts[number].data for number in rest], threads)
-        return digests | dict(zip(rest, computed, strict=True))
-
-    def _is_same_array(self, part: Part) -> bool:
+    def is_same_array(self, part: Part) -> bool:
+        """Returns whether a part is of the same JAX array as in this step, which cannot change."""
         before = self.sources.get(part.path)
         array = None if before is None or part.source is None else part.source()
         return array is not None and before is not None and before() is array
 
-    def unchanged(self, parts: Sequence[Part], digests: dict[int, bytes]) -> dict[int, str]:
-        """Returns the files of unchanged shards by the number of the shard."""
-        found = {}
-        for number, part in enumerate(parts):
+    def unchanged(
+        self, parts: Sequence[Part], probes: Sequence[bytes | None], threads: int | None
+    ) -> dict[int, str]:
+        """Returns the files of unchanged shards by the number of the shard.
+
+        Digests are computed only of shards that may be unchanged.
+        """
+        found, likely = {}, []
+        for number, (part, probe) in enumerate(zip(parts, probes, strict=True)):
             stored = self.shards.get(part.text)
-            if stored is not None and stored[:2] == (part.kind, digests[number]):
+            if stored is None or stored.kind != part.kind:
+                continue
+            before = self.probes.get(part.text)
+            if self.is_same_array(part):
+                found[number] = stored.file
+            elif probe is None or before is None or probe == before:
+                likely.append(number)
+        digests = digests_of([parts[number].data for number in likely], threads)
+        for number, digest in zip(likely, digests, strict=True):
+            stored = self.shards[parts[number].text]
+            if stored.digest == digest:
                 found[number] = stored.file
         return found
 
@@ -247,7 +258,7 @@ class Linking:
                 numbers = [number for number, file in unchanged.items() if file == name]
                 done.update(numbers)
                 shards = [parts[number] for number in numbers]
-                digests = [last.shards[shard.text].digest for shard in shards]
+                digests = {shard.text: last.shards[shard.text].digest for shard in shards}
                 step.add(last.files[name], shards, digests, last.sizes[name])
         return done
 
@@ -296,11 +307,11 @@ def _read(path: str, parts: Sequence[Part]) -> Step | None:
                 places[part.text] = shards.files[part.cell]
         needed = sorted({*places.values()})
         reader.open_files(needed)
-        step = Step(path, {}, {}, {}, {}, (about["full"][0], about["full"][1]), about["age"])
+        step = Step(path, {}, {}, {}, {}, {}, (about["full"][0], about["full"][1]), about["age"])
         for number in needed:
             row = reader.manifest.files[number]
             catalog = reader.file(number).catalog
-            digests = about_in(catalog).get("digests", {})
+            digests = digests_in(catalog)
             step.files[row[0]], step.sizes[row[0]] = row, totals(catalog, 0)[1]
             for text, value in catalog.leaves(0):
                 if places.get(text) == number and text in digests:
@@ -331,6 +342,29 @@ def in_host_memory(array: Any) -> np.ndarray:
     """Returns an array on one device as a NumPy array: a view, or a copy."""
     view = host_view(array)
     return finish_transfer(start_transfer(array))[0][1] if view is None else view
+
+
+def probes_of(parts: Sequence[Part], last: Step | None, threads: int | None) -> list[bytes | None]:
+    """Returns digests of a few elements of shards in host memory, and `None` for others."""
+    probes: list[bytes | None] = [None] * len(parts)
+    samples = {}
+    for number, part in enumerate(parts):
+        if last is not None and last.is_same_array(part):
+            probes[number] = last.probes.get(part.text)
+        elif (sample := _sample(part.data)) is not None:
+            samples[number] = sample
+    for number, digest in zip(samples, digests_of([*samples.values()], threads), strict=True):
+        probes[number] = digest
+    return probes
+
+
+def _sample(data: Any) -> np.ndarray | None:
+    """Returns a view of a few elements in the middle of an array; `None` if it has no view."""
+    view = host_view(data) if _jax.is_array(data) else data
+    if not isinstance(view, np.ndarray) or not view.flags.c_contiguous:
+        return None
+    middle = view.size // 2
+    return view.reshape(-1)[middle : middle + _SAMPLE]
 
 
 def digests_of(arrays: list[Any], threads: int | None) -> list[bytes]:

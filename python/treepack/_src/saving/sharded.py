@@ -19,7 +19,7 @@ from typing import Any
 
 import treepack._core as core
 from treepack._src import paths as _paths
-from treepack._src.checkpoint.shards import plan_of, save_of, start_of
+from treepack._src.checkpoint.shards import digests_in, plan_of, save_of, start_of
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.group import Group, Message, text_of
 from treepack._src.options import Progress, Saved, Writing
@@ -38,10 +38,11 @@ from treepack._src.saving.linking import (
     Linking,
     Part,
     Step,
-    digests_of,
     fixed,
     in_host_memory,
+    name_of,
     parts_of,
+    probes_of,
 )
 from treepack._src.storage.place import absolute
 from treepack._src.storage.write import save_layout
@@ -98,7 +99,7 @@ class ShardedWrite:
         # Differs if two processes save different trees. Path by path: a long key is in many.
         self._plan = plan.checksum
         for parts, array in zip(paths, arrays, strict=True):
-            kind = json.dumps([parts, list(array.shape), str(array.dtype)])
+            kind = json.dumps([parts, list(array.shape), name_of(array.dtype)])
             self._plan = zlib.crc32(kind.encode(), self._plan)
         self._identity: Identity | None = None  # for other processes
         if count > 1:
@@ -128,7 +129,12 @@ class ShardedWrite:
                 self._parts = fixed(linked, on_host=True) if snapshot else linked
 
     def _laid(
-        self, shards: Iterable[tuple[list[str], Any]], *, snapshot: bool = False, **more: Any
+        self,
+        shards: Iterable[tuple[list[str], Any]],
+        *,
+        snapshot: bool = False,
+        digests: bool = False,
+        **more: Any,
     ) -> core.Layout:
         """Lays out a file with shards by their keys; `more` are further metadata."""
         tree: Any = {}
@@ -138,7 +144,11 @@ class ShardedWrite:
             else:
                 tree = data  # the tree is a single host array
         return file_layout(
-            tree, Saved(metadata=self._about | more), self._writing, snapshot=snapshot
+            tree,
+            Saved(metadata=self._about | more),
+            self._writing,
+            snapshot=snapshot,
+            digests=digests,
         )
 
     @property
@@ -247,44 +257,33 @@ class ShardedWrite:
         parts, self._parts = self._parts, []
         durable, threads = self._writing.durable, self._writing.threads
         last = linking.previous(parts)
-        step = Step(self._path, {}, {}, {}, {}, full, 0 if last is None else last.age + 1)
-        digests: dict[int, bytes] = {}
+        step = Step(self._path, {}, {}, {}, {}, {}, full, 0 if last is None else last.age + 1)
+        probes = probes_of(parts, last, threads)
         unchanged: dict[int, str] = {}
         done: set[int] = set()
         if last is not None and full[0] > 1:
-            digests = last.digests(parts, threads)
-            unchanged = last.unchanged(parts, digests)
+            unchanged = last.unchanged(parts, probes, threads)
             done = linking.link(last, step, unchanged, parts, directory, durable=durable)
         rest = {number: part for number, part in enumerate(parts) if number not in done}
-        if not self._is_fixed:  # digests and bytes must stay equal
+        if self._writing.compress and not self._is_fixed:  # digests and bytes must stay equal
             rest = dict(zip(rest, fixed([*rest.values()], on_host=False), strict=True))
-        new = [number for number in rest if rest[number].data is not parts[number].data]
-        if not digests:
-            new = [*rest]
-        for number, digest in zip(
-            new, digests_of([rest[number].data for number in new], threads), strict=True
-        ):
-            digests[number] = digest
         links = [*step.files]
         index = self._group.index
         # Shards that change together lie together. The last file is the one of the process: once it
         # is on the disk, so are the names before it.
         for place, is_moved in ((1, True), (0, False)):
-            numbers = [number for number in rest if (number in unchanged) is is_moved]
-            if is_moved and not numbers:
+            ours = [part for number, part in rest.items() if (number in unchanged) is is_moved]
+            if is_moved and not ours:
                 continue
-            ours, sums = [rest[number] for number in numbers], [digests[at] for at in numbers]
             more: dict[str, Any] = {} if is_moved else {"full": [*full], "links": links}
-            more |= {
-                "age": step.age,
-                "digests": {part.text: digest for part, digest in zip(ours, sums, strict=True)},
-            }
-            name_of_file = file_name(name, index, place)
-            layout = self._laid([(part.keys, part.data) for part in ours], **more)
-            save_layout(layout, directory.file(name_of_file), self._writing, progress)
-            del layout
-            written = directory.look(name_of_file)
-            step.add(written[:3], ours, sums)
+            file = file_name(name, index, place)
+            shards = [(part.keys, part.data) for part in ours]
+            layout = self._laid(shards, digests=True, age=step.age, **more)
+            save_layout(layout, directory.file(file), self._writing, progress)
+            del layout, shards
+            written, catalog = directory.read(file)
+            step.add(written[:3], ours, digests_in(catalog))
+        step.probes.update((part.text, probe) for part, probe in zip(parts, probes, strict=True))
         self._step = step
         others = [row for file, row in step.files.items() if file != written.name]
         numbers_of = {written.name: 0} | {row[0]: at for at, row in enumerate(others, 1)}
@@ -375,6 +374,8 @@ def _shards(
     cells = core.ShardGrid(array.shape, counts)
     if is_host and len(cells) == 1:
         return [(0, [], array)] if wanted else []
+    if len(cells) == 1 and wanted and (shards := array.addressable_shards):
+        return [(0, [cells.name(0)], shards[0].data)]
     size = array.shape if is_host else array.sharding.shard_shape(array.shape)
     is_split = any(
         part * count > n for part, count, n in zip(size, counts, array.shape, strict=True)
@@ -396,12 +397,12 @@ def _shards(
             f"at {_paths.text(path)}: the array is incomplete: expected {len(needed)} shards in "
             f"process {process}, found {len(held)}. Create the array again"
         )
-    shards = []
+    found = []
     for cell, box, corner in zip(wanted, boxes, corners, strict=True):
         data = held[corner]
         if is_split:
             if _jax.is_array(data):
                 data = held[corner] = in_host_memory(data)
             data = data[tuple(slice(a - c, b - c) for (a, b), c in zip(box, corner, strict=True))]
-        shards.append((cell, [cells.name(cell)], data))
-    return shards
+        found.append((cell, [cells.name(cell)], data))
+    return found
