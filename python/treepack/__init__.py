@@ -50,7 +50,7 @@ del core, hooks
 
 for _public in (
     *(Digest, File, Tree, Info, LazyArray, LoadedExported, Mapping, Report, Saving, Verification),
-    *(Keep, Publisher, Series, Subscriber),
+    *(Keep, Publisher, Series, Subscriber, LoadOptions, SaveOptions),
 ):
     for _name, _hint in _public.__annotations__.items():
         # `typing.get_type_hints` resolves the names in the module that defines the class.

@@ -163,7 +163,7 @@ def leaf(*shape: int) -> np.ndarray:
         (
             {"t": ("l.{l}.w", "a b -> l a b")},
             None,
-            r"has no l = 2, although it has l = 3.*pass a range",
+            r"has no l = 2, although it has l = 3: is the file whole",
         ),
         ({"t": ("l.{l:0..9}.w", "a b -> l a b")}, None, "the file has no l = 2"),
         ({"t": ("e.{l}.{e}", "a -> l e a")}, None, r"t: the file lacks e.1.1; rule 't'"),

@@ -143,10 +143,15 @@ def diff(
     check("atol", atol)
     with _opened(one) as left, _opened(other) as right:
         theirs = dict(right.leaves())
-        if mapping is not None:
-            left = in_layout(left, mapping, {path: outlined(leaf) for path, leaf in theirs.items()})
-        ours = dict(left.leaves())
         differences = Differences()
+        if mapping is not None:
+            original = left
+            left = in_layout(left, mapping, {path: outlined(leaf) for path, leaf in theirs.items()})
+            reader: Any = place_of(left).reader
+            for path in reader.unexpected():  # another leaf has its path
+                unused = f"{_kind(original[path])}, which no rule takes"
+                differences.append(Difference(path, "only in the first", unused))
+        ours = dict(left.leaves())
         paths = dict.fromkeys([*ours, *theirs])
         for path in paths:
             pair = ours.get(path, _NOTHING), theirs.get(path, _NOTHING)

@@ -11,9 +11,8 @@ from typing import Any, Literal, Unpack, overload
 from treepack._src import formats
 from treepack._src.api import digest as _digest
 from treepack._src.api.streams import spooled
-from treepack._src.checkpoint.file import File, Tree, in_layout, place_of
+from treepack._src.checkpoint.file import File, Tree, place_of
 from treepack._src.checkpoint.load import load_part, restore_described
-from treepack._src.checkpoint.mapped import Mapping as Weights
 from treepack._src.checkpoint.opening import open_reader
 from treepack._src.checkpoint.placement import sharing
 from treepack._src.checkpoint.reader import Place
@@ -298,8 +297,16 @@ def _mapped(tree: Any, saved: Saved, *, snapshot: bool) -> Any:
             "and convert the checkpoint, or gather the arrays, as by "
             "jax.experimental.multihost_utils.process_allgather"
         )
-    leaves = mapped_leaves(tree, saved.mapping, snapshot=snapshot)
-    return nested(named(leaves, SEPARATOR), SEPARATOR)
+    return _nested(mapped_leaves(tree, saved.mapping, snapshot=snapshot))
+
+
+def _nested(leaves: Leaves) -> Any:
+    """Returns the tree of leaves in the layout of the file, whose keys are divided at dots."""
+    leaves = [*leaves]
+    if [parts for parts, _ in leaves] == [()]:
+        return leaves[0][1]
+    remedy = "give one another path with mapping="
+    return nested(named(leaves, SEPARATOR, remedy), SEPARATOR)
 
 
 def _export(
@@ -333,13 +340,14 @@ def _copy(
         format.check(place, export, options)
     else:
         check_suffix(place, options.get("compress"))
-    if saved.mapping is not None and isinstance(source, Tree):
-        with naming(place_of(source).reader.given):
-            source = in_layout(source, Weights.of(saved.mapping).inverse())
     copy = source if isinstance(source, Copy) else Copy.of(source)
     with copy.reading():
-        copy = copy.chosen(saved.select, saved.exclude).cast(saved.dtype)
+        copy = copy.chosen(saved.select, saved.exclude)
         copy.check(place)
+        if saved.mapping is not None:
+            tree = _nested(mapped_leaves(copy.tree, saved.mapping, snapshot=False))
+            copy = copy._replace(tree=tree, record=None)
+        copy = copy.cast(saved.dtype)
         wait_for(place)
         if format is not None:
             if export.separator is None and copy.reader.separator in format.separators:

@@ -69,13 +69,14 @@ def load_part(
         choice = choice._replace(selector=_fitting(place.reader, choice.selector, selection))
     if target is not None:
         choice = _without_unfit(place, target, choice, selection)
+    takes_more = {None: None, "ignore": True, "error": False}[selection.unexpected]
+    if reading.strict == "exact" and selection.unexpected is None and place.reader.is_mapped:
+        takes_more = False
     keeps = target is not None and "target" in (selection.missing, selection.mismatched)
     partial = Coverage(
         choice.selector.means,
         selection.missing == "target" or choice.is_cut,
-        {None: place.reader.is_mapped or None, "ignore": True, "error": False}[
-            selection.unexpected
-        ],
+        takes_more,
         notes=selection.return_report or keeps,
     )
     if isinstance(place.reader, MappedReader):

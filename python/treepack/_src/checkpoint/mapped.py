@@ -32,7 +32,7 @@ from treepack._src.checkpoint.reader import (
     dtype_and_shape,
 )
 from treepack._src.checkpoint.select import similar
-from treepack._src.mapping.leaves import Leaf, outline
+from treepack._src.mapping.leaves import Leaf, check_equal, outline
 from treepack._src.mapping.patterns import Names, Pattern
 from treepack._src.mapping.plan import Fault, Made, Plan, Planner
 from treepack._src.mapping.rules import Rule, rule_of, sizes_of
@@ -67,9 +67,11 @@ class Mapping:
     | `{l:0..12}`, `{l:0..24:2}`, `{l:1..}` | the numbers of an index, without the end |
     | `"mlp": (("gate", "up"), "f m -> n f m", {"along": "n"})` | several as one |
     | `"params/backbone": "params/encoder"` | other names for all leaves below |
-    | `"new/{i}/kernel": "old/{i}/w"` | an index of both sides alone is any name |
+    | `"new/{i}/kernel": "old/{i}/w"` | an index of both sides alone is any name without dots |
 
     Without a range, numbers are 0, 1, … without a gap. `1` is a unit axis, `...` all other ones.
+    Of several rules for a leaf of the tree, that of the longest path counts, and of a path without
+    an index before one with an index.
 
     Options of a rule, as a third value:
 
@@ -160,14 +162,20 @@ class Mapping:
             mapped = MappedReader(Place(reader, 0, []), self, outline(target))
             there, faults = mapped.there or {}, [*mapped.plan.faults]
             known = {*mapped.outcome, *(fault.path for fault in faults)}
-            lost = [path for path in there if path not in known]
+            lost = [path for path in there if path not in known | mapped.left_out()]
             faults += [Fault(path, "the file has no such leaf") for path in lost]
             for path, made in mapped.plan.made.items():
                 shape = made.assembly.result.shape
                 if path in there and there[path].shape != shape:
                     text = f"the target has {[*there[path].shape]}, the rule makes {[*shape]}"
                     faults.append(Fault(path, f"{text}; {made.rule.text}"))
+            for path in there.keys() & mapped.plan.same.keys():
+                found = mapped.shape_of(mapped.plan.same[path])
+                if found is not None and there[path].shape != found:
+                    text = f"the target has {[*there[path].shape]}, the file {[*found]}"
+                    faults.append(Fault(path, text))
             unused = [new for new in mapped.plan.same if new not in there]
+            unused += mapped.unexpected()
             faults += [Fault(path, "no rule takes it") for path in unused]
             if faults:
                 raise faulty(faults)
@@ -334,12 +342,15 @@ class MappedReader(Reader):
         self.plan = mapping.plan(here, self.there)
         if inner.salvages and inner.damage is not None:
             self.plan.faults.clear()  # leaves are lost with their tensors
+            self._leave_out_short()
         if there is None:  # with a template, such leaves are unexpected, or missing
             check_apart(self.unexpected(), "tree")
             if unused := self.plan.unused if not inner.salvages else []:
                 rules = (printable(rule.text) for rule in unused)
                 warn(f"the file has no leaf for {shortened(rules, len(unused))}")
         self.outcome: dict[str, Made | str] = {**self.plan.same, **self.plan.made}
+        for path, tie in self.plan.ties:
+            check_equal(path, self._elements(self.outcome[path]), self._elements(tie))
         tree: dict[str, Any] = {}
         for path, made in [*self.outcome.items()]:
             leaf = self._stand_in(path, made, here)
@@ -358,6 +369,24 @@ class MappedReader(Reader):
         self.inflated, self.is_patch = inner.inflated, inner.is_patch
         self.is_local, self.salvages = inner.is_local, inner.salvages
         self.format = inner.format
+
+    def _leave_out_short(self) -> None:
+        """Leaves out stacks of which a damaged file may have lost the last arrays."""
+        for path, made in [*self.plan.made.items()]:
+            wanted = (self.there or {}).get(path)
+            is_whole = wanted is not None and wanted.shape == made.assembly.result.shape
+            if made.rule.is_open and not is_whole and self._place.reader.is_cut:
+                del self.plan.made[path]
+
+    def _elements(self, made: Made | str) -> Any:
+        """Reads a leaf, or makes an array."""
+        if isinstance(made, str):
+            leaf = self._place.reader.leaf(*self._inner(made))
+            return np.asarray(leaf) if isinstance(leaf, LazyArray) else leaf
+        array = np.empty(made.assembly.result.shape, made.dtype)
+        box = [range(size) for size in array.shape]
+        fill(made, functools.partial(self.source, made), box, array, path=made.rule.text)
+        return array
 
     def _join_lists(self, tree: dict[str, Any]) -> None:
         """Makes lists of the dicts that are whole lists in the file."""
@@ -380,6 +409,11 @@ class MappedReader(Reader):
             node = functools.reduce(dict.__getitem__, above, tree)
             if {*node[name]} == {str(number) for number in range(len(node[name]))}:
                 node[name] = [node[name][str(number)] for number in range(len(node[name]))]
+
+    def shape_of(self, path: str) -> tuple[int, ...] | None:
+        """Returns the shape of an array in the file; `None` of another leaf."""
+        leaf = self._leaf_of(self._values[path])
+        return None if leaf.dtype is None else leaf.shape
 
     def _leaf_of(self, value: int) -> Leaf:
         """Returns the shape and dtype of a leaf in the file."""

@@ -19,6 +19,7 @@ from treepack._src.mapping.plan import Made
 from treepack._src.mapping.pointwise import apply
 from treepack._src.storage.fetch import Blocks, Range, fetching
 from treepack._src.storage.memory import copy
+from treepack.errors import TreepackError
 
 WINDOW_BYTES = 32 << 20
 """The maximum number of bytes that are read, or made contiguous, before they are moved."""
@@ -123,11 +124,34 @@ class Step(NamedTuple):
             self._scale(elements, threads)
         elif rule.scale is not None or rule.add is not None:
             apply(elements, place, scale=rule.scale, add=rule.add, threads=threads)
+            self._check(elements, path)
         else:
             result = place if place.flags.c_contiguous else np.empty(place.shape, place.dtype)
             _dtypes.cast(elements, result, path)
             if result is not place:
                 copy(result, place, threads=threads)
+
+    def _check(self, elements: np.ndarray, path: str) -> None:
+        """Raises a TreepackError if results overflow, or would not be equal on the way back."""
+        rule, place = self.made.rule, self.place
+        if rule.is_checked and rule.scale is not None:
+            back = np.empty(elements.shape, elements.dtype)
+            apply(place, back, scale=1 / rule.scale)
+            is_nan = (back != back) & (elements != elements)
+            if not np.all((back == elements) | is_nan):
+                raise TreepackError(
+                    f"at {path}: {rule.text}: scale= rounds elements, so that a round trip would "
+                    "not be equal: pass inexact=True in the options of the rule to allow it"
+                )
+        elif place.dtype == np.float16 and np.any(np.isfinite(elements) & ~np.isfinite(place)):
+            raise TreepackError(
+                f"at {path}: {rule.text}: floats overflow {place.dtype}: "
+                + (
+                    "cast the array to float32 before it is saved"
+                    if rule.there.is_file
+                    else "pass dtype='float32' in the options of the rule"
+                )
+            )
 
     def _scale(self, elements: np.ndarray, threads: int | None) -> None:
         """Computes elements with factors of blocks, and moves them."""

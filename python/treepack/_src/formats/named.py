@@ -40,7 +40,7 @@ def _keys(name: str, separator: str, most: int) -> list[str]:
     return name.split(separator, most - 1) if most > 1 else [name]
 
 
-def named(leaves: Leaves, separator: str | None) -> dict[str, Any]:
+def named(leaves: Leaves, separator: str | None, remedy: str = "") -> dict[str, Any]:
     """Returns leaves by their names, the keys of their paths with a separator between them.
 
     A key may contain the separator, as in a flat dict; readers split it.
@@ -48,6 +48,7 @@ def named(leaves: Leaves, separator: str | None) -> dict[str, Any]:
     Args:
       leaves: The paths and leaves.
       separator: The separator; may be empty. `None` is the usual one.
+      remedy: The remedy for equal names; by default another separator.
 
     Raises:
       TreepackError: If two leaves have the same name, or long keys make the names together much
@@ -62,8 +63,8 @@ def named(leaves: Leaves, separator: str | None) -> dict[str, Any]:
         if name in by_name:
             raise TreepackError(
                 f"at {printable(name)}: two arrays would have this name with the separator "
-                f"{separator!r}: choose another one with separator=, or give it another path with "
-                "mapping="
+                f"{separator!r}: "
+                + (remedy or "choose another one with separator=, or another path with mapping=")
             )
         by_name[name] = leaf
     return by_name

@@ -8,8 +8,11 @@ import numpy as np
 
 from treepack._src import paths as _paths
 from treepack._src.mapping.sizes import Shape
+from treepack._src.printable import printable
+from treepack._src.pytree.prng import is_key, unwrap
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.restore.compare import signature
+from treepack.errors import TreepackError
 
 
 class Leaf(NamedTuple):
@@ -33,3 +36,16 @@ def outlined(leaf: Any) -> Leaf:
     if own is None or not isinstance(getattr(leaf, "dtype", None), np.dtype):
         return Leaf((), None)
     return Leaf(own.shape, np.dtype(own.dtype).newbyteorder("="))
+
+
+def check_equal(path: str, one: Any, other: Any) -> None:
+    """Raises a TreepackError if two leaves of a tree, which are one in the file, differ."""
+    one, other = (unwrap(leaf) if is_key(leaf) else (None, leaf) for leaf in (one, other))
+    arrays = [np.asarray(leaf) for _, leaf in (one, other)]
+    pairs = zip((one, other), arrays, strict=True)
+    kinds = [(impl, array.dtype, array.shape) for (impl, _), array in pairs]
+    if kinds[0] != kinds[1] or arrays[0].tobytes() != arrays[1].tobytes():
+        raise TreepackError(
+            f"two leaves of the tree are {printable(path)} in the file, and differ: tie them, or "
+            "give each a path of its own in mapping="
+        )

@@ -13,6 +13,9 @@ from treepack._src.mapping.axes import fault
 _INDEX = re.compile(r"\{([^\W\d]\w*)(?::(\d{1,9})\.\.(\d{1,9})?(?::(\d{1,9}))?)?\}")
 _DIGITS = re.compile(r"\d+")
 
+FAR = 10**9
+"""Ends of ranges from here on are open."""
+
 # The end of the plain path of the value in a variable of nnx.
 _VALUE = ".value"
 

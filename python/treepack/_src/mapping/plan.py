@@ -16,7 +16,7 @@ import numpy as np
 from treepack._src import paths as _paths
 from treepack._src.mapping.boxes import Assembly, Part
 from treepack._src.mapping.leaves import Leaf
-from treepack._src.mapping.patterns import Names, Pattern, plain
+from treepack._src.mapping.patterns import FAR, Names, Pattern, plain
 from treepack._src.mapping.rules import Rule, Side
 from treepack._src.mapping.sizes import Shape, SizesError, axis_of, expanded, part_of, solve
 
@@ -108,8 +108,8 @@ class Planner:
         self._wanted = None if there is None else Names(there)
         self._plan = Plan({}, {}, [], [], [], [], [], [])
         self._taken: set[str] = set()
-        # Names by rules of containers; names by rules of leaves take precedence.
-        self._inside: dict[str, str] = {}
+        # New names by plain rules: the rule, the path there, and the path here.
+        self._renames: list[tuple[Rule, str, str]] = []
         self._rule_of: dict[str, Rule] = {}
         self._counts: collections.Counter[str] | None = None
 
@@ -120,13 +120,9 @@ class Planner:
             is_used = self._renamed(rule) if rule.is_plain else self._assembled(rule)
             if not is_used:
                 plan.unused.append(rule)
-        made = {*plan.made, *plan.same}
-        plan.ruled.extend(made | {*self._inside})
-        for new, old in self._inside.items():
-            if old not in self._taken and new not in made:
-                plan.same[new] = old
-        taken = self._taken | {*self._inside.values()}
-        plan.left.extend(path for path in self._here if path not in taken)
+        self._rename()
+        plan.ruled.extend(self._rule_of)
+        plan.left.extend(path for path in self._here if path not in self._taken)
         self._note_missing()
         self._keep(rest)
         return plan
@@ -181,7 +177,7 @@ class Planner:
         text = pattern.fill(values)
         parts = _paths.parts(text)
         if side.is_file and "/" not in text and text != _paths.ROOT:
-            parts = text.split(".")
+            parts = [part for piece in text.split(".") for part in _paths.parts(piece)]
         path = _paths.text([*parts, *rest])
         return path if self._wanted is None else self._wanted.find(path) or path
 
@@ -199,11 +195,44 @@ class Planner:
             if self._wanted is None and [*parts[count:]] == ["value"] and self._is_alone(path):
                 parts = parts[:count]  # a variable of nnx means its value
             new = self._path(rule.there, other, shared, *parts[count:])
-            if count == len(parts):
-                self._add(rule, new, path)
-            else:
-                self._inside.setdefault(new, path)
+            self._renames.append((rule, new, path))
         return is_used
+
+    def _rename(self) -> None:
+        """Gives each leaf of the tree the name by the rule whose path in the tree is the longest.
+
+        So a rule of a leaf, or of a part, takes precedence over one of the container around it.
+        """
+        paths = [old if rule.there.is_file else new for rule, new, old in self._renames]
+        owners = self._owners(paths)
+        for (rule, new, old), path in zip(self._renames, paths, strict=True):
+            if owners[path] and rule not in owners[path]:
+                continue
+            if rule.there.is_file and len(owners[path]) > 1:
+                if rule is owners[path][0]:
+                    text = f"two rules take it: {rule.text}, and {owners[path][1].text}"
+                    self._plan.faults.append(Fault(path, text))
+                self._taken.add(old)
+                continue
+            self._add(rule, new, old)
+
+    def _owners(self, paths: Sequence[str]) -> dict[str, list[Rule]]:
+        """Returns the rules with the longest path in the tree for each leaf of the tree."""
+        names, best = Names(dict.fromkeys(paths)), dict[str, tuple[int, int]]()
+        owners: dict[str, list[Rule]] = {path: [] for path in paths}
+        for rule in self._rules if paths else ():
+            tree, file = (rule.here, rule.there) if rule.there.is_file else (rule.there, rule.here)
+            for pattern in tree.patterns:
+                for values, path, end in pattern.matches(names, above=rule.is_plain):
+                    shared = {name: values[name] for name in tree.indices if name in file.indices}
+                    if _translated(shared, pattern, file.patterns[0]) is None:
+                        continue
+                    rank = end, -len(pattern.indices)
+                    if rank > best.get(path, (-1, 0)):
+                        best[path], owners[path] = rank, []
+                    if rank == best[path]:
+                        owners[path].append(rule)
+        return owners
 
     def _is_alone(self, path: str) -> bool:
         """Returns whether a leaf is alone in its container."""
@@ -226,8 +255,8 @@ class Planner:
             text = f"two rules make it: {self._rule_of[new].text}, and {rule.text}"
             if self._rule_of[new] is rule and isinstance(made, str):
                 text = (
-                    f"{plan.same[new]} and {made} both fit: write ~1 for a slash in a key; "
-                    f"{rule.text}"
+                    f"{plan.same[new]} and {made} both fit: write the whole path of one, with ~1 "
+                    f"for a slash in a key; {rule.text}"
                 )
             plan.faults.append(Fault(new, text))
             return
@@ -411,6 +440,8 @@ def _check_scaled(rule: Rule, dtype: np.dtype[Any]) -> None:
         dtype.kind in "cbUSOmM" or "int4" in dtype.name or "int2" in dtype.name
     ):
         raise SizesError(f"scale=, add=, dtype= and scales= take numbers, found {dtype}")
+    if (rule.scale is not None or rule.add is not None) and dtype == np.float64:
+        raise SizesError("scale= and add= are computed in float32, found float64: cast it before")
     is_whole = dtype.kind in "iu" and rule.dtype is None and rule.scales is None
     if rule.is_pointwise and is_whole:
         raise SizesError(f"scale= and add= of {dtype} need dtype=, such as 'float32'")
@@ -475,28 +506,27 @@ def _domain(
 ) -> Sequence[int]:
     """Returns the numbers that a stacked index has: those of its range, or 0, 1 and so on."""
     most = max(numbers[at] for members in group for numbers in members)
-    numbers = rule.here.patterns[0].ranges.get(name, range(_FAR))
-    if numbers.stop >= _FAR:
+    numbers = rule.here.patterns[0].ranges.get(name, range(FAR))
+    if numbers.stop >= FAR:
         numbers = range(numbers.start, most + 1, numbers.step)
     there = sum(map(len, group))
     if len(numbers) > there:  # a gap, or a range of any length in a hostile path
         present = {each[at] for members in group for each in members}
         lacking = next(number for number in numbers if number not in present)
-        raise SizesError(
-            f"{_place(rule.here)} has no {name} = {lacking}, although it has {name} = {most}: "
-            "indices have no gaps; pass a range if they begin later, as in {"
-            f"{name}:{most}..}}"
-        )
+        first, last = min(present), max(present)
+        cure = "is the file whole? Indices have no gaps"
+        if len(present) == last - first + 1:
+            stop = "" if numbers.stop > last and lacking < first else last + 1
+            cure = f"if it has no more, pass the range {{{name}:{first}..{stop}}}"
+        has = f"has no {name} = {lacking}, although it has {name} = {most}"
+        raise SizesError(f"{_place(rule.here)} {has}: {cure}")
     return numbers
-
-
-_FAR = 10**9
 
 
 def _range_of(pattern: Pattern, name: str, size: int) -> range:
     """Returns the numbers of an index that counts the arrays into which another is split."""
     numbers = pattern.ranges.get(name, range(size))
-    if numbers.stop >= _FAR:
+    if numbers.stop >= FAR:
         numbers = range(numbers.start, numbers.start + size * numbers.step, numbers.step)
     if len(numbers) != size:
         raise SizesError(f"the range of {name} has {len(numbers)} numbers, but {name} is {size}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ import numpy as np
 
 from treepack._src.dtypes import is_float, resolve
 from treepack._src.mapping.axes import REST, Group, parse
-from treepack._src.mapping.patterns import Pattern
+from treepack._src.mapping.patterns import FAR, Pattern
 
 
 class Side(NamedTuple):
@@ -55,6 +56,7 @@ class Rule:
       scales: The path of the factors of blocks of elements, on the side of the file.
       block: The shape of these blocks.
       inexact: Whether elements may be rounded on the way back.
+      is_checked: Whether elements must be equal once they are computed back.
     """
 
     text: str
@@ -69,6 +71,14 @@ class Rule:
     scales: Pattern | None = None
     block: tuple[int, int] | None = None
     inexact: bool = False
+    is_checked: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the number of stacked arrays follows from those that are there."""
+        names = {*self.here.indices} - {*self.there.indices}
+        pattern = self.here.patterns[0]
+        return any(pattern.ranges.get(name, range(FAR)).stop >= FAR for name in names)
 
     @property
     def is_pointwise(self) -> bool:
@@ -103,6 +113,7 @@ class Rule:
             scale=None if scale is None else 1 / scale,
             add=None if add is None else -add / (scale or 1),
             dtype=None,
+            is_checked=scale is not None and not self.inexact,
         )
 
 
@@ -153,6 +164,7 @@ def _rule_of(text: str, tree: Any, value: Any, is_literal: bool) -> Rule:
     groups = ((), ()) if is_plain else parse(axes)
     source = Side(_patterns(file, "file", is_literal and is_plain), groups[0], True)
     target = Side(_patterns(tree, "tree", is_literal), groups[1], False)
+    _check_ranges(source, target)
     if is_plain:
         _check_plain(source, target)
         return Rule(text, source, target, True)
@@ -179,6 +191,18 @@ def _patterns(paths: Any, side: str, is_literal: bool) -> tuple[Pattern, ...]:
                 f"{pattern.text!r}"
             )
     return patterns
+
+
+def _check_ranges(source: Side, target: Side) -> None:
+    """Checks that an index with a range on both sides has equally many numbers there."""
+    for one, other in itertools.product(source.patterns, target.patterns):
+        for name in one.ranges.keys() & other.ranges.keys():
+            ours, theirs = one.ranges[name], other.ranges[name]
+            if ours.stop < FAR and theirs.stop < FAR and len(ours) != len(theirs):
+                raise ValueError(
+                    f"the range of {name} has {len(ours)} numbers in {one.text!r}, and "
+                    f"{len(theirs)} in {other.text!r}"
+                )
 
 
 def _check_plain(source: Side, target: Side) -> None:

@@ -131,13 +131,19 @@ def about_root(mismatch: Mismatch) -> str:
     return ""
 
 
-def about_names(mismatches: list[Mismatch], deeper: tuple[Trail, Trail] | None) -> Iterator[str]:
+def about_names(
+    mismatches: list[Mismatch],
+    deeper: tuple[Trail, Trail] | None,
+    names_of: Mapping[str, str] | None,
+) -> Iterator[str]:
     """Yields hints about names that differ.
 
     Args:
       mismatches: All mismatches, except those that a `Level` explains.
       deeper: See `Restore`.
+      names_of: With a mapping, the paths of leaves in the file, where these differ.
     """
+    given, names_of = names_of is not None, names_of or {}
     if deeper is not None:
         old, new = map(str, deeper)
         yield (
@@ -148,11 +154,16 @@ def about_names(mismatches: list[Mismatch], deeper: tuple[Trail, Trail] | None) 
     for shape in filter(None, shapes):
         yield f"A tuple is a subtree: for a shape, pass jax.ShapeDtypeStruct({shape[1]}, dtype)."
         break
-    similar = {printable(it.similar): printable(it.path) for it in mismatches if it.similar}
+    similar = {
+        printable(names_of.get(it.similar, it.similar)): printable(it.path)
+        for it in mismatches
+        if it.similar
+    }
     if similar:
         pairs = shortened((f"{new!r}: {old!r}" for old, new in similar.items()), len(similar))
         names = "this is its name" if len(similar) == 1 else "these are their names"
-        yield f"Pass mapping={{{pairs}}} to treepack.load if {names} in the file."
+        added = "Add {} to mapping=" if given else "Pass mapping={} to treepack.load"
+        yield f"{added.format(f'{{{pairs}}}')} if {names} in the file."
     elif {NOTHING} <= {mismatch.found for mismatch in mismatches} & {
         mismatch.expected for mismatch in mismatches
     }:
@@ -215,16 +226,16 @@ def about_ties(mismatches: list[Mismatch]) -> Iterator[str]:
         yield "Pass strict=False to restore them as separate nodes."
 
 
-def about_axes(mismatches: list[Mismatch], names: Mapping[str, str]) -> Iterator[str]:
-    """Yields a hint about arrays whose axes have another order in the file.
-
-    `names` has their paths in the file, where these differ.
-    """
+def about_axes(mismatches: list[Mismatch], names_of: Mapping[str, str] | None) -> Iterator[str]:
+    """Yields a hint about arrays whose axes have another order in the file; see `about_names`."""
+    names = names_of or {}
     rules, unclear = {}, []
     for mismatch in mismatches:
         path, ours, theirs = mismatch.path, _sizes(mismatch.expected), _sizes(mismatch.found)
         if ours is None or theirs is None or ours == theirs or sorted(ours) != sorted(theirs):
             continue
+        if names_of is not None and path not in names:
+            continue  # a rule has given the axes
         if len({*ours}) < len(ours) or len(ours) > len(_AXES):
             unclear.append(path)  # several orders have these shapes
         else:
@@ -233,7 +244,8 @@ def about_axes(mismatches: list[Mismatch], names: Mapping[str, str]) -> Iterator
             rules[path] = f"{path!r}: ({names.get(path, path)!r}, '{axes} -> {turned}')"
     if rules:
         shown = shortened(rules.values(), len(rules))
-        yield f"Pass mapping={{{shown}}} to treepack.load if these axes are swapped."
+        pair = "Pass mapping={} to treepack.load" if names_of is None else "Add {} to mapping="
+        yield f"{pair.format(f'{{{shown}}}')} if these axes are swapped."
     elif unclear:
         yield (
             f"The axes of {printable(unclear[0])} have another order, which the shapes do not "

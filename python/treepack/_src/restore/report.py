@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from treepack._src import paths as _paths
@@ -42,7 +42,7 @@ class Coverage:
       skipped: Paths of leaves that always stay unchanged.
       notes: Whether to record paths for a report.
       lacks: By path, the reasons why a mapping does not make leaves.
-      names: By path, the paths of leaves in the file, where a mapping gives them others.
+      names: With a mapping, the paths of leaves in the file by those in the tree.
       absent: The placeholder in the state for parts that are not loaded.
     """
 
@@ -62,7 +62,7 @@ class Coverage:
         self.skipped: set[str] = set()
         self.notes = notes
         self.lacks: dict[str, str] = {}
-        self.names: dict[str, str] = {}
+        self.names: Mapping[str, str] | None = None
         self._room = Room()
         # Dicts, since some restores walk the tree twice.
         self._loaded: dict[str, None] = {}

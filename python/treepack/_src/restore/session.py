@@ -123,12 +123,12 @@ class Restore:
         if is_native and self.level is not None:
             names = [each for each in mismatches if not self.level.explains(each)]
             hints = [self.level.hint]
-        hints += about_names(names, self.deeper) if is_native else ()
-        hints += about_keys(mismatches)
-        hints += about_ties(mismatches)
-        names_of, lacks = {}, {}
+        names_of, lacks = None, {}
         if self.partial is not None:
             names_of, lacks = self.partial.names, self.partial.lacks
+        hints += about_names(names, self.deeper, names_of) if is_native else ()
+        hints += about_keys(mismatches)
+        hints += about_ties(mismatches)
         hints += about_axes(mismatches, names_of) if is_native else ()
         texts = [
             f"{printable(path)}: {printable(text)}"

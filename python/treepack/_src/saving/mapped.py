@@ -19,14 +19,13 @@ from treepack._src.checkpoint.select import ends_of
 from treepack._src.formats import Leaves
 from treepack._src.interop import jax as _jax
 from treepack._src.mapping.boxes import shared
-from treepack._src.mapping.leaves import outlined
+from treepack._src.mapping.leaves import check_equal, outlined
 from treepack._src.mapping.plan import Made
 from treepack._src.printable import printable, shortened, warn
 from treepack._src.pytree.leaves import host_view, shards_of
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.storage.deferred import Deferred, Held
 from treepack._src.storage.memory import copy
-from treepack.errors import TreepackError
 
 
 def mapped_leaves(tree: Any, mapping: Any, *, snapshot: bool) -> Leaves:
@@ -52,15 +51,17 @@ def mapped_leaves(tree: Any, mapping: Any, *, snapshot: bool) -> Leaves:
         rules = (printable(rule.text) for rule in plan.unused)
         warn(f"the tree has no leaf for {shortened(rules, len(plan.unused))}")
     held = _Sources(leaves, snapshot)
+    ties: dict[str, list[Made | str]] = {}
+    for new, tie in plan.ties:
+        ties.setdefault(new, []).append(tie)
     mapped: list[tuple[tuple[str, ...], Any]] = []
     for new, old in plan.same.items():
-        ties = [made for name, made in plan.ties if name == new]
-        for tie in ties:
-            _check_equal(new, np.asarray(leaves[old]), held.read(tie))
+        for tie in ties.get(new, ()):
+            check_equal(new, leaves[old], held.read(tie))
         mapped.append((tuple(_paths.parts(new)), leaves[old]))
     for new, made in plan.made.items():
-        ties = [tied for name, tied in plan.ties if name == new]
-        mapped.append((tuple(_paths.parts(new)), _Tensor(new, made, ties, held)))
+        tensor = _Tensor(new, made, ties.get(new, ()), held)
+        mapped.append((tuple(_paths.parts(new)), tensor))
     return mapped
 
 
@@ -83,23 +84,14 @@ class _Sources:
         box = [range(size) for size in target.shape]
         fill(made, lambda at: self._held[made.assembly.paths[at]], box, target, path=path)
 
-    def read(self, made: Made | str) -> np.ndarray:
+    def read(self, made: Made | str) -> Any:
         """Returns a tensor, or a leaf that is one."""
         if isinstance(made, str):
-            return np.asarray(self._leaves[made])
+            return self._leaves[made]
         self.hold(made.assembly.paths)
         target = np.empty(made.assembly.result.shape, made.dtype)
         self.fill(made, made.rule.text, target)
         return target
-
-
-def _check_equal(path: str, one: np.ndarray, other: np.ndarray) -> None:
-    """Raises a TreepackError if tied leaves differ."""
-    if one.dtype != other.dtype or one.shape != other.shape or one.tobytes() != other.tobytes():
-        raise TreepackError(
-            f"two leaves of the tree are {printable(path)} in the file, and differ: tie them, or "
-            "give each a tensor of its own in mapping="
-        )
 
 
 class _Tensor(Held):
@@ -115,7 +107,7 @@ class _Tensor(Held):
         tensor = np.empty(self.shape, self.dtype)
         self._sources.fill(self._tensor, self._path, tensor)
         for tie in self._ties:
-            _check_equal(self._path, tensor, self._sources.read(tie))
+            check_equal(self._path, tensor, self._sources.read(tie))
         return tensor.reshape(-1)
 
 
