@@ -45,7 +45,7 @@ def test_files_are_listed_and_converted_in_another_layout(folder: Path) -> None:
         ("other.py:model", "--map: there is no file 'other.py'"),
         ("model.py:models", "--map: model.py has no models: is it 'model'?"),
         ("hf.safetensors:model", "--map: 'hf.safetensors' is not a Python file"),
-        ("model.py:treepack", "mapping= takes a treepack.Mapping, a dict of rules"),
+        ("model.py:treepack", "--map takes a treepack.Mapping or a dict of rules; treepack of"),
     ],
 )
 def test_a_mistake_in_the_option_is_told(folder: Path, given: str, error: str) -> None:

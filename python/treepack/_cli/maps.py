@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+import treepack
+
 MAP = Annotated[
     list[str] | None,
     typer.Option(
@@ -66,4 +68,9 @@ def _named(given: str) -> Any:
         there = [each for each in names if not each.startswith("_")]
         hint = f"is it {near[0]!r}?" if near else f"it has {', '.join(there) or 'no names'}"
         raise ValueError(f"--map: {path} has no {name}: {hint}")
+    if not isinstance(names[name], (treepack.Mapping, dict)):
+        raise ValueError(
+            f"--map takes a treepack.Mapping or a dict of rules; {name} of {path} is a "
+            f"{type(names[name]).__name__}"
+        )
     return names[name]

@@ -359,7 +359,13 @@ class MappedReader(Reader):
             elif path == _paths.ROOT and len(self.outcome) == 1:
                 tree = leaf
             else:
-                _paths.put(tree, _paths.parts(path), leaf)
+                try:
+                    _paths.put(tree, _paths.parts(path), leaf)
+                except TreepackError as error:
+                    raise TreepackError(
+                        f"{error}: a rule gives this path to a leaf, and another one the path "
+                        "above or below: change one of them"
+                    ) from error
         if there is not None:  # its nodes may need lists
             self._join_lists(tree)
         content = core.Content.laid(layout_of(tree, None, state_dict=False), [])
