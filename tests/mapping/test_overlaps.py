@@ -9,6 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import treepack
 from treepack import TreepackError
@@ -229,3 +231,39 @@ def test_a_check_lists_other_shapes_and_leaves_without_a_rule() -> None:
     with pytest.raises(TreepackError, match="a: no rule takes it"):
         treepack.Mapping({"a": "b"}).check({"a": at(0, 4)}, file)
     treepack.Mapping({"a": "b"}, rest="skip").check({"a": at(0, 4), "other": at(0)}, file)
+
+
+KEYS = st.sampled_from(["a", "b", "0", "1"])
+TREES = st.recursive(
+    st.integers(1, 99).map(at), lambda below: st.dictionaries(KEYS, below, min_size=1, max_size=3)
+).filter(lambda tree: isinstance(tree, dict))
+
+
+@st.composite
+def plain_rules(draw: st.DrawFn) -> dict[str, str]:
+    """Draws rules that give other names, some with an index on both sides."""
+    rules = {}
+    for _ in range(draw(st.integers(1, 3))):
+        tree, file = (draw(st.lists(KEYS, min_size=1, max_size=3)) for _ in range(2))
+        if draw(st.booleans()):
+            tree[draw(st.integers(0, len(tree) - 1))] = "{i}"
+            file[draw(st.integers(0, len(file) - 1))] = "{i}"
+        rules["/".join(tree)] = "/".join(file)
+    return rules
+
+
+@pytest.mark.filterwarnings("ignore:the (tree|file) has no leaf")
+@given(tree=TREES, rules=plain_rules(), way=st.sampled_from(WAYS))
+def test_a_load_reverts_a_save_or_one_of_them_is_refused(tree: Any, rules: Any, way: Any) -> None:
+    try:
+        way(tree, rules)
+        file = "new" if way is not by_the_inverse else file_of(way(tree, rules))
+        loaded = treepack.load(file, jax.tree.map(np.zeros_like, tree), mapping=rules)
+    except TreepackError:
+        return
+    check(loaded, tree)
+
+
+def test_the_root_has_one_leaf() -> None:
+    with pytest.raises(TreepackError, match=r"gives the root \. to a leaf"):
+        saved({"w": at(1), "b": at(2)}, {"w": ".", "b": "c"})

@@ -305,6 +305,11 @@ def _nested(leaves: Leaves) -> Any:
     leaves = [*leaves]
     if [parts for parts, _ in leaves] == [()]:
         return leaves[0][1]
+    if any(not parts for parts, _ in leaves):
+        raise TreepackError(
+            "a rule gives the root . to a leaf, and the tree has other leaves: give it a key, or "
+            "leave out the others with select="
+        )
     remedy = "give one another path with mapping="
     return nested(named(leaves, SEPARATOR, remedy), SEPARATOR)
 
