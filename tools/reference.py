@@ -51,7 +51,9 @@ class Options(griffe.Extension):
                 given = [it for it in call.arguments if isinstance(it, griffe.ExprKeyword)]
                 for hidden in [it.name for it in func.parameters if it.name.startswith("_")]:
                     del func.parameters[hidden]
-                found = [it for it in call.arguments if it not in given]
+                # As in `**dict.fromkeys(LoadOptions.__annotations__)`: the defaults are `None`.
+                are_none = [it for it in call.arguments if isinstance(it, griffe.ExprVarKeyword)]
+                found = [it for it in call.arguments if it not in [*given, *are_none]]
                 if not found:
                     continue
                 types = func.modules_collection[found[0].canonical_path]
@@ -65,6 +67,7 @@ class Options(griffe.Extension):
                 ]
                 defaults = {field.name: _value(field.value, field) for field in fields}
                 defaults |= {it.name: it.value for it in given}
+                defaults = {} if are_none else defaults
                 del func.parameters[func.parameters[-1].name]
                 for name, option in types.all_members.items():
                     func.parameters[name] = griffe.Parameter(

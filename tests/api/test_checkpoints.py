@@ -21,8 +21,8 @@ import treepack
 from treepack import checkpoints, serialization
 from treepack._src.interop.modules import error_class
 from treepack._src.saving import checkpoints as saving_checkpoints
-from treepack.checkpoints import restoring
-from treepack.checkpoints.names import Steps
+from treepack.checkpoints import _restoring
+from treepack.checkpoints._names import Steps
 from treepack.errors import InvalidCheckpointError, MismatchError, MultiprocessArrayError
 
 
@@ -330,7 +330,7 @@ def test_another_process_may_remove_what_is_being_restored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharded: bool
 ) -> None:
     treepack.save(tmp_path / "checkpoint_1", {"a": 1}, sharded=sharded)
-    module, name = (restoring, "load") if sharded else (serialization, "load_from_file")
+    module, name = (_restoring, "load") if sharded else (serialization, "load_from_file")
     read = getattr(module, name)
 
     def read_later(*args: Any, **options: Any) -> Any:

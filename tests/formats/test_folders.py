@@ -29,9 +29,9 @@ OTHERS = {
     "_src/interop/msgpack.py": "a code of Orbax in flax's format",
     "_src/storage/foreign.py": "references in flax's format, as Orbax and T5X write them",
     "checkpoints/__init__.py": "parameters and constants of flax's API",
-    "checkpoints/names.py": "unfinished steps of Orbax's managers, which treepack.orbax fills",
-    "checkpoints/orbax.py": "checkpointers that programs pass",
-    "checkpoints/restoring.py": "the same",
+    "checkpoints/_names.py": "unfinished steps of Orbax's managers, which treepack.orbax fills",
+    "checkpoints/_orbax.py": "checkpointers that programs pass",
+    "checkpoints/_restoring.py": "the same",
     "orbax.py": "the handler for Orbax's managers, which writes files of treepack",
     "orbax_v1.py": "the same for its newer API",
 }

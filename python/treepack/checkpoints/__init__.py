@@ -35,9 +35,9 @@ from treepack._src.saving.background import Saving
 from treepack._src.saving.sharded import is_distributed
 from treepack._src.storage.entries import listed
 from treepack._src.storage.place import Location, resolved, shown
-from treepack.checkpoints.linen import MODULE_NUM_RE, convert_pre_linen
-from treepack.checkpoints.manager import AsyncManager
-from treepack.checkpoints.names import (
+from treepack.checkpoints._linen import MODULE_NUM_RE, convert_pre_linen
+from treepack.checkpoints._manager import AsyncManager
+from treepack.checkpoints._names import (
     MP_ARRAY_POSTFIX,
     SCHEME_RE,
     SIGNED_FLOAT_RE,
@@ -47,14 +47,14 @@ from treepack.checkpoints.names import (
     natural_sort,
     safe_normpath,
 )
-from treepack.checkpoints.orbax import (
+from treepack.checkpoints._orbax import (
     ORBAX_CKPT_FILENAME,
     ORBAX_MANIFEST_OCDBT,
     ORBAX_METADATA_FILENAME,
     save_by_orbax,
 )
-from treepack.checkpoints.restoring import MP_ARRAY_PH, Restoring, is_checkpoint
-from treepack.checkpoints.retention import check_newest, tidy
+from treepack.checkpoints._restoring import MP_ARRAY_PH, Restoring, is_checkpoint
+from treepack.checkpoints._retention import check_newest, tidy
 from treepack.errors import TreepackError
 
 __all__ = [

@@ -28,15 +28,28 @@ def _read(opened: Opened, max_size: int | None, *, salvage: bool) -> tuple[dict[
       The arrays by their names, and `opened` with a description of the damage.
     """
     try:
-        return read_npz(opened.content, max_size), opened
+        arrays = read_npz(opened.content, max_size)
+        if not (salvage and arrays and _are_refused(arrays)):
+            return arrays, opened
+        found = walked(opened.content)
+        again = arrays if found is None else read_npz(found.content, max_size)
+        if _are_refused(again):
+            return arrays, opened
+        damage = "its directory has wrong places of arrays"
     except DecodeError as error:
         found = walked(opened.content) if salvage else None
         if found is None:
             raise
+        again = read_npz(found.content, max_size)
         damage = f"{error.reason.removesuffix(SALVAGE_ADVICE)}{found.end}"
     if opened.damage is not None:
         damage = f"{opened.damage}; {damage}"
-    return read_npz(found.content, max_size), opened._replace(damage=damage)
+    return again, opened._replace(damage=damage)
+
+
+def _are_refused(arrays: dict[str, Any]) -> bool:
+    """Returns whether no array can be read."""
+    return all(isinstance(array, Refused) for array in arrays.values())
 
 
 class NpzReader(Reader):

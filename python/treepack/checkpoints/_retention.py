@@ -10,7 +10,7 @@ from treepack._src.series.keep import spaced
 from treepack._src.series.retention import sweep
 from treepack._src.storage.entries import remove_files
 from treepack._src.storage.place import shown
-from treepack.checkpoints.names import MP_ARRAY_POSTFIX, TEMPORARY, Steps
+from treepack.checkpoints._names import MP_ARRAY_POSTFIX, TEMPORARY, Steps
 from treepack.errors import InvalidCheckpointError, TreepackError
 
 

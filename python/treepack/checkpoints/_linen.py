@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from treepack._src.interop.flax import is_frozen_dict
-from treepack.checkpoints.names import natural_sort
+from treepack.checkpoints._names import natural_sort
 
 MODULE_NUM_RE = re.compile(r"(.*)_[0-9]+$")
 """The name of a module of flax and its number."""

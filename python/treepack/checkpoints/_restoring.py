@@ -15,7 +15,7 @@ from treepack._src.interop.modules import error_class
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.storage.foreign import FLAX_REFERENCE, reference_text
 from treepack._src.storage.naming import naming
-from treepack.checkpoints.orbax import is_of_orbax, restore_by_orbax
+from treepack.checkpoints._orbax import is_of_orbax, restore_by_orbax
 from treepack.errors import MultiprocessArrayError
 
 MP_ARRAY_PH = FLAX_REFERENCE
