@@ -151,3 +151,17 @@ def test_a_save_refuses_to_round(tmp_path: Path, options: Any, is_exact: bool) -
 def test_quantized_weights_are_not_saved(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="scales= has no inverse"):
         treepack.save(tmp_path / "m.safetensors", {"w": np.ones((2, 2, 2, 2))}, mapping=QUANTIZED)
+
+
+@pytest.mark.parametrize("axes", ["o i -> l i o", "o i -> i o l", "o i -> i l o"])
+def test_many_scaled_layers_are_the_same_on_several_threads(axes: str) -> None:
+    """Their places lie one after the other, or elements of one between those of others."""
+    random = np.random.default_rng(0)
+    file = {f"l.{at}": random.random((600, 500), np.float32) for at in range(6)}
+    rules = {"x": ("l.{l}", axes, {"scale": 3.0, "inexact": True})}
+    order = {"l": 0, "o": 1, "i": 2}
+    turned = [order[name] for name in axes.partition("-> ")[2].split()]
+    expected = np.stack([*file.values()]).transpose(turned) * np.float32(3)
+    for threads in (1, 3):
+        found = treepack.load(treepack.dumps(file), mapping=rules, threads=threads)["x"]
+        assert np.array_equal(found, expected)

@@ -5,6 +5,8 @@ box ──▶ pieces of sources ──▶ windows ──viewed or read──▶ 
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src.checkpoint.reader import bounds_of
 from treepack._src.mapping.boxes import Part, box_of, joined, windows
@@ -19,6 +22,7 @@ from treepack._src.mapping.plan import Made
 from treepack._src.mapping.pointwise import apply
 from treepack._src.storage.fetch import Blocks, Range, fetching
 from treepack._src.storage.memory import copy
+from treepack._src.tasks import run
 from treepack.errors import TreepackError
 
 WINDOW_BYTES = 32 << 20
@@ -65,8 +69,30 @@ def fill(
         target[...] = 0
     listed = [*steps(made, source, box, target)]
     with fetching(each for step in listed for each in step.ahead()):
+        if made.rule.is_pointwise and _are_apart(listed):  # moves are no faster in threads
+            run(
+                [functools.partial(step.run, path, 1) for step in listed],
+                core.thread_count(threads),
+            )
+            return
         for step in listed:
             step.run(path, threads)
+
+
+def _are_apart(listed: Sequence[Step]) -> bool:
+    """Returns whether threads should take steps: small ones, each in memory of its own.
+
+    While the core writes a place, nothing else may write between its elements.
+    """
+    sizes = [step.place.nbytes for step in listed]
+    if len(sizes) < 2 or sum(sizes) < _SHARED_BYTES or max(sizes) >= _SHARED_BYTES:
+        return False
+    extents = sorted(np.lib.array_utils.byte_bounds(step.place) for step in listed)
+    return all(one[1] <= other[0] for one, other in itertools.pairwise(extents))
+
+
+# The size at which the core divides one step between threads.
+_SHARED_BYTES = 4 << 20
 
 
 def steps(
