@@ -124,7 +124,7 @@ def verbs() -> set[str]:
 
 
 def taken_by(room: str) -> set[str]:
-    """Returns the internal names that a room takes, those of imported modules included.
+    """Returns the internal names that a room takes, including names of modules that it imports.
 
     Rooms below `__init__` import verbs from the modules that define them.
     """

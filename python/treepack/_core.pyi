@@ -318,7 +318,7 @@ class Tensors:
     ) -> Layout:
         """Lays out the tree of the arrays, which lie in `content`; dots in names are levels.
 
-        The keys are those of a tree that also has the names `beside`.
+        Names are divided into keys as in a tree that also has the names `beside`.
 
         Raises:
           DecodeError: A ValueError. If names do not form a tree.

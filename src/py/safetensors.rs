@@ -81,7 +81,7 @@ impl Tensors {
 
     /// Lays out the tree of the arrays, which lie in `content`.
     ///
-    /// The keys are those of a tree that also has the names `beside`.
+    /// Names are divided into keys as in a tree that also has the names `beside`.
     #[pyo3(signature = (content, metadata=None, *, beside=Vec::new()))]
     fn layout(
         &self,

@@ -469,7 +469,7 @@ CUT_FORMS = cut_forms()
 
 
 def had(data: bytes) -> tuple[dict[str, Any], ...]:
-    """Returns the arrays, by all ways, of a damaged archive; checks that its damage is told."""
+    """Returns the arrays, by all ways, of a damaged archive; checks that its damage is reported."""
     with treepack.open(data, salvage=True) as file:
         verified = treepack.verify(data)
         intact = [path for path, status in verified.leaves.items() if status == "ok"]

@@ -155,7 +155,7 @@ def test_quantized_weights_are_not_saved(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("axes", ["o i -> l i o", "o i -> i o l", "o i -> i l o"])
 def test_many_scaled_layers_are_the_same_on_several_threads(axes: str) -> None:
-    """Their places lie one after the other, or elements of one between those of others."""
+    """The places of layers lie one after the other, or are interleaved."""
     random = np.random.default_rng(0)
     file = {f"l.{at}": random.random((600, 500), np.float32) for at in range(6)}
     rules = {"x": ("l.{l}", axes, {"scale": 3.0, "inexact": True})}

@@ -113,7 +113,7 @@ class Disk:
             if name == self.folder or self.names.get(name, 0) is None:
                 self._sync_directory(name)
             else:
-                # A file from before the log is found by its name, perhaps that of a new link.
+                # A file that is older than the log is found by its name, perhaps as a new link.
                 number = self.inodes.get(inode, self.names.get(name))
                 assert number is not None, f"{name} was synced, but never created"
                 self.synced[number] = bytes(self.content[number])

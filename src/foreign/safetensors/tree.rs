@@ -25,7 +25,7 @@ struct NameNode<'a> {
 
 /// Encodes a map of the arrays with these names. `array` writes one by its position.
 ///
-/// The keys are those of a larger tree, which also has the names `beside`.
+/// Names are divided into keys as in a larger tree that also has the names `beside`.
 pub fn encode<'a, P: Payload>(
     encoder: &mut Encoder<P>,
     names: impl Iterator<Item = &'a str> + Clone,

@@ -39,7 +39,7 @@ pub struct Encoder<P> {
     paused: Option<usize>,
 }
 
-/// What is computed of the bytes of the indexed leaves.
+/// The sums that are computed over the bytes of the indexed leaves.
 #[derive(Debug, Clone, Copy, Default)]
 struct LeafSums {
     has_checksums: bool,

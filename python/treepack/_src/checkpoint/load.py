@@ -141,7 +141,7 @@ def _is_flat(target: Any, separator: str) -> bool:
 
 
 def _by_name(separator: str) -> Callable[[str], str]:
-    """Returns a mapping of the paths of a target to those of a file with the same names."""
+    """Returns a function from paths in a target to the paths of the same names in a file."""
 
     def path_of(path: str) -> str:
         return _paths.text(separator.join(_paths.parts(path)).split(separator))

@@ -21,7 +21,7 @@ from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.boxed import BoxedArray, aligned
 from treepack._src.checkpoint.laid import layout_of
-from treepack._src.checkpoint.moving import RowBlocks, Source, fill, steps
+from treepack._src.checkpoint.moving import RowBlocks, Source, assembled, fill, steps
 from treepack._src.checkpoint.opening import open_reader
 from treepack._src.checkpoint.reader import (
     LazyArray,
@@ -70,8 +70,8 @@ class Mapping:
     | `"new/{i}/kernel": "old/{i}/w"` | an index of both sides alone is any name without dots |
 
     Without a range, numbers are 0, 1, … without a gap. `1` is a unit axis, `...` all other ones.
-    Of several rules for a leaf of the tree, that of the longest path counts, and of a path without
-    an index before one with an index.
+    Where several rules apply to a leaf of the tree, the rule with the longest path counts; of equal
+    lengths, the rule whose path has fewer indices.
 
     Options of a rule, as a third value:
 
@@ -389,10 +389,7 @@ class MappedReader(Reader):
         if isinstance(made, str):
             leaf = self._place.reader.leaf(*self._inner(made))
             return np.asarray(leaf) if isinstance(leaf, LazyArray) else leaf
-        array = np.empty(made.assembly.result.shape, made.dtype)
-        box = [range(size) for size in array.shape]
-        fill(made, functools.partial(self.source, made), box, array, path=made.rule.text)
-        return array
+        return assembled(made, functools.partial(self.source, made), path=made.rule.text)
 
     def _join_lists(self, tree: dict[str, Any]) -> None:
         """Makes lists of the dicts that are whole lists in the file."""

@@ -79,6 +79,13 @@ def fill(
             step.run(path, threads)
 
 
+def assembled(made: Made, source: Callable[[int], Source], *, path: str) -> np.ndarray:
+    """Returns the whole array that a rule makes; see `fill`."""
+    array = np.empty(made.assembly.result.shape, made.dtype)
+    fill(made, source, [range(size) for size in array.shape], array, path=path)
+    return array
+
+
 def _are_apart(listed: Sequence[Step]) -> bool:
     """Returns whether threads should take steps: small ones, each in memory of its own.
 

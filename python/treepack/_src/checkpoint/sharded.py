@@ -382,7 +382,7 @@ class ShardedReader(Files):
         if number is None or not isinstance(array, ShardedArray) or array.dtype != array.stored:
             return None
         counts, is_host = self.manifest.grid(number)
-        counts = [*counts] or [1] * array.ndim
+        counts = [*counts] or [1] * array.ndim  # a host array in one shard has no counts
         last = max((axis for axis, count in enumerate(counts) if count > 1), default=0)
         if tuple(counts[:last]) != array.shape[:last]:
             return None

@@ -28,7 +28,7 @@ DIGEST_BYTES = 16
 NAME = r"[0-9a-f]{8}-\d{5,}\.treepack"
 FILE = re.compile(NAME)
 
-# Those of the one file of each process, with its number; the names of its other files are longer.
+# The name of the first file of a process, with its number; further files have longer names.
 _FILE_OF = re.compile(r"[0-9a-f]{8}-(\d{5,9})\.treepack")
 
 

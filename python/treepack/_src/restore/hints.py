@@ -143,7 +143,7 @@ def about_names(
       deeper: See `Restore`.
       names_of: With a mapping, the paths of leaves in the file, where these differ.
     """
-    given, names_of = names_of is not None, names_of or {}
+    in_file = names_of or {}
     if deeper is not None:
         old, new = map(str, deeper)
         yield (
@@ -155,15 +155,14 @@ def about_names(
         yield f"A tuple is a subtree: for a shape, pass jax.ShapeDtypeStruct({shape[1]}, dtype)."
         break
     similar = {
-        printable(names_of.get(it.similar, it.similar)): printable(it.path)
+        printable(in_file.get(it.similar, it.similar)): printable(it.path)
         for it in mismatches
         if it.similar
     }
     if similar:
         pairs = shortened((f"{new!r}: {old!r}" for old, new in similar.items()), len(similar))
         names = "this is its name" if len(similar) == 1 else "these are their names"
-        added = "Add {} to mapping=" if given else "Pass mapping={} to treepack.load"
-        yield f"{added.format(f'{{{pairs}}}')} if {names} in the file."
+        yield f"{_mapped(pairs, names_of)} if {names} in the file."
     elif {NOTHING} <= {mismatch.found for mismatch in mismatches} & {
         mismatch.expected for mismatch in mismatches
     }:
@@ -244,13 +243,19 @@ def about_axes(mismatches: list[Mismatch], names_of: Mapping[str, str] | None) -
             rules[path] = f"{path!r}: ({names.get(path, path)!r}, '{axes} -> {turned}')"
     if rules:
         shown = shortened(rules.values(), len(rules))
-        pair = "Pass mapping={} to treepack.load" if names_of is None else "Add {} to mapping="
-        yield f"{pair.format(f'{{{shown}}}')} if these axes are swapped."
+        yield f"{_mapped(shown, names_of)} if these axes are swapped."
     elif unclear:
         yield (
             f"The axes of {printable(unclear[0])} have another order, which the shapes do not "
             "tell: pass it as axes in mapping=, as in {path: (path, 'a b -> b a')}."
         )
+
+
+def _mapped(rules: str, names_of: Mapping[str, str] | None) -> str:
+    """Returns the start of a hint at rules; see `about_names`."""
+    if names_of is None:
+        return f"Pass mapping={{{rules}}} to treepack.load"
+    return f"Add {{{rules}}} to mapping="
 
 
 _AXES = "abcdefghijklmnopqrstuvwxyz"

@@ -13,7 +13,7 @@ import numpy as np
 import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.mapped import Mapping, check_apart, faulty
-from treepack._src.checkpoint.moving import Source, fill
+from treepack._src.checkpoint.moving import Source, assembled
 from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.checkpoint.select import ends_of
 from treepack._src.formats import Leaves
@@ -57,7 +57,7 @@ def mapped_leaves(tree: Any, mapping: Any, *, snapshot: bool) -> Leaves:
     mapped: list[tuple[tuple[str, ...], Any]] = []
     for new, old in plan.same.items():
         for tie in ties.get(new, ()):
-            check_equal(new, leaves[old], held.read(tie))
+            check_equal(new, leaves[old], held.read(tie, new))
         mapped.append((tuple(_paths.parts(new)), leaves[old]))
     for new, made in plan.made.items():
         tensor = _Tensor(new, made, ties.get(new, ()), held)
@@ -79,19 +79,13 @@ class _Sources:
             if path not in self._held:
                 self._held[path] = Source(_held(self._leaves[path], snapshot=self._snapshot))
 
-    def fill(self, made: Made, path: str, target: np.ndarray) -> None:
-        """Writes a tensor to an array."""
-        box = [range(size) for size in target.shape]
-        fill(made, lambda at: self._held[made.assembly.paths[at]], box, target, path=path)
-
-    def read(self, made: Made | str) -> Any:
-        """Returns a tensor, or a leaf that is one."""
+    def read(self, made: Made | str, path: str) -> Any:
+        """Returns the tensor at a path, or a leaf that is one."""
         if isinstance(made, str):
             return self._leaves[made]
         self.hold(made.assembly.paths)
-        target = np.empty(made.assembly.result.shape, made.dtype)
-        self.fill(made, made.rule.text, target)
-        return target
+        paths = made.assembly.paths
+        return assembled(made, lambda at: self._held[paths[at]], path=path)
 
 
 class _Tensor(Held):
@@ -104,10 +98,9 @@ class _Tensor(Held):
             held.hold([one] if isinstance(one, str) else one.assembly.paths)
 
     def _make(self) -> np.ndarray:
-        tensor = np.empty(self.shape, self.dtype)
-        self._sources.fill(self._tensor, self._path, tensor)
+        tensor: np.ndarray = self._sources.read(self._tensor, self._path)
         for tie in self._ties:
-            check_equal(self._path, tensor, self._sources.read(tie))
+            check_equal(self._path, tensor, self._sources.read(tie, self._path))
         return tensor.reshape(-1)
 
 
