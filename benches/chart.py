@@ -1,6 +1,6 @@
 """Draws `results/*.json` as the chart, the tables and the figures of the documentation.
 
-The chart, `docs/results.svg`, has seconds to save a gibibyte and read it, one bar for each of a few
+The chart, `docs/results.svg`, has seconds to save a tree and read it, one bar for each of a few
 libraries, and follows the light or dark theme of the page. The tables are in `docs/benchmarks.md`,
 the figures in README and `docs/index.md` as well.
 """
@@ -177,7 +177,7 @@ def figures(text: str, results: dict[str, Any]) -> str:
     defaults = f"{total['orbax defaults']} s (synced, compressed)"
     orbax = f"{total['orbax']} s; default {defaults}" if "orbax" in total else defaults
     cells = (f"{total['treepack']} s", f"{total['flax']} s", orbax, f"{total['safetensors']} s")
-    row = re.compile(r"^(\| save 1 GiB[^|]*\|).*", re.M)
+    row = re.compile(r"^(\| save \d+ MiB[^|]*\|).*", re.M)
     return row.sub(lambda it: f"{it[1]} {' | '.join(cells)} |", text)
 
 

@@ -328,7 +328,8 @@ def main() -> None:
     parser.add_argument("--memory", action="store_true", help="only memory; writes it to results/")
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    arguments.size = arguments.size or (1024 if arguments.full else 128)
+    # Files and messages of all libraries must fit in memory, or loads wait for the disk.
+    arguments.size = arguments.size or (512 if arguments.full else 128)
     with tempfile.TemporaryDirectory(dir=arguments.directory) as name:
         if arguments.one:
             print(json.dumps(measure_one(arguments, Path(name))))
