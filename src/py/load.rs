@@ -136,11 +136,11 @@ pub fn stream_items<'py>(content: &Bound<'py, Content>) -> PyResult<Bound<'py, P
     keep_reserve()?;
     let watcher = Watcher::signals();
     let source = content.get().source();
-    let found = py.detach(|| items(source, &watcher));
-    let found =
-        found.map_err(|error| watcher.explain(error, |error| explain(error, source).into()))?;
+    let items = py.detach(|| items(source, &watcher));
+    let items =
+        items.map_err(|error| watcher.explain(error, |error| explain(error, source).into()))?;
     let signals = Signals::new(py);
-    let items = found.into_iter().map(|(key, span)| {
+    let items = items.into_iter().map(|(key, span)| {
         signals.check(py)?;
         let keys = key.iter();
         let keys = keys.map(|key| new_string(py, key.as_bytes()));

@@ -91,8 +91,8 @@ def short_repr(value: object) -> str:
 
 def either(texts: Iterable[str]) -> str:
     """Joins texts as a choice: `a, b or c`."""
-    found = [*texts]
-    return " or ".join(filter(None, [", ".join(found[:-1]), *found[-1:]]))
+    listed = [*texts]
+    return " or ".join(filter(None, [", ".join(listed[:-1]), *listed[-1:]]))
 
 
 def cells(text: str) -> int:
@@ -134,9 +134,9 @@ def bytes_of(size: str) -> int:
     Raises:
       ValueError: If it has another form.
     """
-    found = _SIZE.fullmatch(size.strip())
-    if found:
-        return int(float(found[1]) * _UNITS[found[2].upper()])
+    match = _SIZE.fullmatch(size.strip())
+    if match:
+        return int(float(match[1]) * _UNITS[match[2].upper()])
     if size.strip().isdecimal():
         return int(size)
     raise ValueError(f"expected a number of bytes, or a text such as '1GB', got {size!r:.100}")

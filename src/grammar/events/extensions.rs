@@ -21,8 +21,8 @@ impl Reader<'_> {
     #[inline]
     fn forget_arrays(&mut self) {
         if !self.keep_all && self.needing == 0 {
-            self.found.arrays.clear();
-            self.found.spans.clear();
+            self.events.arrays.clear();
+            self.events.spans.clear();
         }
     }
 
@@ -43,20 +43,20 @@ impl Reader<'_> {
                 let end = self.cursor.limit(len as usize);
                 let Complex(real, imaginary) = Complex::read(&mut self.cursor)?;
                 self.cursor.unlimit(end);
-                let number = number(self.found.complex.len())?;
-                grow::push(&mut self.found.complex, (real, imaginary))?;
+                let number = number(self.events.complex.len())?;
+                grow::push(&mut self.events.complex, (real, imaginary))?;
                 Event::Complex(number)
             }
             _ => Event::Ext(code, self.span(len)),
         };
         if let Event::Scalar(array) = event
             && is_key
-            && !self.found.array(array).dims.is_empty()
+            && !self.events.array(array).dims.is_empty()
         {
             return Err(unhashable(offset, "numpy.ndarray")); // as in flax
         }
         let is_plain = |array: u32| {
-            let name = self.found.array(array).dtype;
+            let name = self.events.array(array).dtype;
             PLAIN_SCALARS.iter().any(|plain| name.starts_with(plain))
         };
         if is_key
@@ -92,7 +92,7 @@ impl Reader<'_> {
         let entry = ArrayEntry { offset, ..array };
         self.cursor.skip(len as usize);
         self.forget_arrays();
-        self.found.add_entry(entry, &[span])
+        self.events.add_entry(entry, &[span])
     }
 
     #[inline(never)]
@@ -122,10 +122,10 @@ impl Reader<'_> {
         self.cursor.unlimit(end);
         self.forget_arrays();
         let array = self
-            .found
+            .events
             .add_array(dims.as_slice(), dtype, &[span], offset)?;
         if let Some(ahead) = ahead {
-            let entry = self.found.arrays[array as usize];
+            let entry = self.events.arrays[array as usize];
             self.recent.remember(ahead, span.start - offset, len, entry);
         }
         Ok(array)
@@ -139,12 +139,12 @@ impl Reader<'_> {
             return Err(no_dtype(&name, offset));
         }
         // The name is read into the text, and removed again.
-        let start = self.found.text.len();
-        self.cursor.read(len, &mut self.found.text)?;
-        let name = &self.found.text[start..];
-        let last = self.found.dtypes.get(self.last_dtype);
+        let start = self.events.text.len();
+        self.cursor.read(len, &mut self.events.text)?;
+        let name = &self.events.text[start..];
+        let last = self.events.dtypes.get(self.last_dtype);
         if last.is_none_or(|last| last != name) {
-            let dtypes = &mut self.found.dtypes;
+            let dtypes = &mut self.events.dtypes;
             let known = self.dtype_numbers.get(name).copied();
             self.last_dtype = known.unwrap_or(dtypes.len());
             if known.is_none() {
@@ -153,7 +153,7 @@ impl Reader<'_> {
                 grow::push(dtypes, grow::to_vec(name)?)?;
             }
         }
-        self.found.text.truncate(start);
+        self.events.text.truncate(start);
         number(self.last_dtype)
     }
 }

@@ -10,7 +10,7 @@ impl Reader<'_> {
     pub fn key_text(&self, key: Event) -> Result<Cow<'_, str>> {
         match key {
             Event::Bin(span) => Ok(bytes_text(&self.cursor.copy(span.range())?)?.into()),
-            _ => Ok(self.found.key_text(key)),
+            _ => Ok(self.events.key_text(key)),
         }
     }
 }

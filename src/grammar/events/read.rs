@@ -26,7 +26,7 @@ impl Events {
     pub fn read_part(source: &dyn Source, part: Range<usize>) -> Result<Self> {
         let mut reader = Reader::within(source, part.clone());
         reader.read(part)?;
-        Ok(reader.found)
+        Ok(reader.events)
     }
 }
 
@@ -43,7 +43,7 @@ const FEW: usize = 32;
 /// Reads events one by one; the caller closes containers.
 pub struct Reader<'a> {
     pub(super) cursor: Cursor<'a>,
-    pub(super) found: Events,
+    pub(super) events: Events,
     pub(super) dtype_numbers: HashMap<Vec<u8>, usize>,
     pub(super) last_dtype: usize,
     pub(super) recent: RecentHeaders,
@@ -65,7 +65,7 @@ impl<'a> Reader<'a> {
     pub fn within(source: &'a dyn Source, part: Range<usize>) -> Self {
         Self {
             cursor: Cursor::within(source, part),
-            found: Events {
+            events: Events {
                 text: Vec::with_capacity(512),
                 ..Events::default()
             },
@@ -84,7 +84,7 @@ impl<'a> Reader<'a> {
     /// If the part exceeds the source, or a value is unfinished.
     pub fn seek(&mut self, part: Range<usize>) {
         assert!(self.open.is_empty() && self.needing == 0);
-        self.found.text.clear();
+        self.events.text.clear();
         self.cursor.seek(part);
     }
 
@@ -95,10 +95,10 @@ impl<'a> Reader<'a> {
     pub fn read(&mut self, part: Range<usize>) -> Result<&Events> {
         self.open.clear();
         self.needing = 0;
-        self.found.clear();
+        self.events.clear();
         self.cursor.seek(part);
         while self.keep_next()? {}
-        Ok(&self.found)
+        Ok(&self.events)
     }
 
     /// Keeps the next event; returns whether more follow in the part.
@@ -106,9 +106,9 @@ impl<'a> Reader<'a> {
     pub fn keep_next(&mut self) -> Result<bool> {
         if !self.keep_all {
             self.keep_all = true;
-            self.found.list.try_reserve(FEW)?; // at once, since most messages are small
-            self.found.arrays.try_reserve(FEW / 2)?;
-            self.found.spans.try_reserve(FEW / 2)?;
+            self.events.list.try_reserve(FEW)?; // at once, since most messages are small
+            self.events.arrays.try_reserve(FEW / 2)?;
+            self.events.spans.try_reserve(FEW / 2)?;
         }
         self.next()?;
         while self.open.last().is_some_and(|open| open.left == 0) {
@@ -132,7 +132,7 @@ impl<'a> Reader<'a> {
 
     #[inline]
     pub fn events(&self) -> &Events {
-        &self.found
+        &self.events
     }
 
     pub fn finish(&self) -> Result<()> {
@@ -179,7 +179,7 @@ impl<'a> Reader<'a> {
         let Event::Str(text) = self.next()? else {
             return Ok(false);
         };
-        Ok(self.found.text_bytes(text) == expected.as_bytes())
+        Ok(self.events.text_bytes(text) == expected.as_bytes())
     }
 
     #[inline]
@@ -189,7 +189,7 @@ impl<'a> Reader<'a> {
         };
         open.key = Key::Other;
         match key {
-            Event::Str(text) => open.note_key(self.found.text_bytes(text)),
+            Event::Str(text) => open.note_key(self.events.text_bytes(text)),
             Event::Bin(_) => {}
             _ => open.has_other_keys = true,
         }
@@ -199,9 +199,9 @@ impl<'a> Reader<'a> {
     fn value_of_key(&mut self) -> Result<Event> {
         let at = self.open.len() - 1;
         let kept = Kept {
-            list: self.found.list.len(),
-            arrays: self.found.arrays.len(),
-            spans: self.found.spans.len(),
+            list: self.events.list.len(),
+            arrays: self.events.arrays.len(),
+            spans: self.events.spans.len(),
         };
         let key = self.open[at].key;
         if key != Key::Other && self.open[at].kept.is_none() {
@@ -247,7 +247,7 @@ impl<'a> Reader<'a> {
     #[inline]
     fn push(&mut self, event: Event) -> Result<Event> {
         if self.keep_all || self.needing > 0 {
-            let list = &mut self.found.list;
+            let list = &mut self.events.list;
             if list.len() == list.capacity() {
                 list.try_reserve(list.len().max(16))?;
             }
@@ -258,7 +258,7 @@ impl<'a> Reader<'a> {
 
     #[inline]
     fn string(&mut self, len: u32, offset: usize) -> Result<Text> {
-        let all = &mut self.found.text;
+        let all = &mut self.events.text;
         let start = all.len();
         self.cursor.read(len as usize, all)?;
         let text = &all[start..];
@@ -288,7 +288,7 @@ impl<'a> Reader<'a> {
         if self.open.len() >= limit {
             return Err(Error::TooDeep { offset, limit });
         }
-        let event = self.found.list.len();
+        let event = self.events.list.len();
         let container = Container { len, end: 0 };
         let begun = self.push(if is_map {
             Event::Map(container)
@@ -327,8 +327,8 @@ impl<'a> Reader<'a> {
                 outer.prng = 4;
             }
         } else if self.keep_all || self.needing > 0 {
-            let end = self.found.list.len();
-            if let Some(event) = self.found.list.get_mut(open.event)
+            let end = self.events.list.len();
+            if let Some(event) = self.events.list.get_mut(open.event)
                 && let Event::List(container) | Event::Map(container) = event
             {
                 container.end = end;
@@ -342,21 +342,21 @@ impl<'a> Reader<'a> {
 
     #[inline(never)]
     fn close_special(&mut self, open: &Open) -> Result<Closed> {
-        let joined = open.is_chunked.then(|| self.found.join_chunks(open));
+        let joined = open.is_chunked.then(|| self.events.join_chunks(open));
         let joined = joined.transpose()?;
         if let Some(kept) = open.kept {
             self.needing -= 1;
             if !self.keep_all && self.needing == 0 {
-                self.found.list.truncate(kept.list);
-                self.found.arrays.truncate(kept.arrays);
-                self.found.spans.truncate(kept.spans);
+                self.events.list.truncate(kept.list);
+                self.events.arrays.truncate(kept.arrays);
+                self.events.spans.truncate(kept.spans);
             }
         }
         if let Some((dims, dtype, spans)) = joined {
-            let found = &mut self.found;
-            let number = found.add_array(dims.as_slice(), dtype, &spans, open.offset)?;
+            let events = &mut self.events;
+            let number = events.add_array(dims.as_slice(), dtype, &spans, open.offset)?;
             if self.keep_all || self.needing > 0 {
-                self.found.list.truncate(open.event);
+                self.events.list.truncate(open.event);
                 self.push(Event::Array(number))?;
             }
             return Ok(Closed::Array(number));

@@ -26,8 +26,8 @@ pub(super) fn runs(
     bounds: BoxBounds,
     strides: Option<&[usize]>,
 ) -> PyResult<Runs> {
-    let found = array.runs(&bounds_of(bounds)?, strides);
-    found.ok_or_else(|| PyIndexError::new_err("the array has no such box"))
+    let runs = array.runs(&bounds_of(bounds)?, strides);
+    runs.ok_or_else(|| PyIndexError::new_err("the array has no such box"))
 }
 
 /// Copies the bytes of a C-order array to memory with these strides.
@@ -89,8 +89,8 @@ impl Catalog {
         };
         let itemsize = dtype.map(|dtype| dtype.itemsize);
         let source = self.content.get().source();
-        let found = py.detach(|| self.arrays.find(&self.catalog, source, value, itemsize));
-        Ok(found?)
+        let place = py.detach(|| self.arrays.find(&self.catalog, source, value, itemsize));
+        Ok(place?)
     }
 
     pub(super) fn ranges(

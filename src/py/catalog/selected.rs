@@ -150,7 +150,7 @@ impl<'py> Named<'py> for Entries<'_, 'py> {
         children: &[TemplateChild<'py>],
         container: &Container<'py>,
     ) -> Walked<bool> {
-        let mut found = grow::with_room(children.len())?;
+        let mut selected = grow::with_room(children.len())?;
         // Most files have the children of the template, in the same order.
         let mut next = self.catalog.children(node.value).peekable();
         for (name, template) in children {
@@ -164,10 +164,10 @@ impl<'py> Named<'py> for Entries<'_, 'py> {
             if child.is_none() && !self.keeps(node.value, &key, template)? {
                 return Ok(false);
             }
-            found.push(child);
+            selected.push(child);
         }
-        let common = found.iter().flatten().count();
-        node.children = found;
+        let common = selected.iter().flatten().count();
+        node.children = selected;
         Ok(self.catalog.children(node.value).count() == common
             || self.takes_others(node.value, children, matches!(container, Container::Dict))?)
     }

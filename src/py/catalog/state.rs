@@ -38,9 +38,9 @@ impl Catalog {
     ) -> PyResult<Bound<'py, PyAny>> {
         let (py, place) = (objects.py, self.catalog.place(leaf));
         if let Some(given) = &objects.given
-            && let Some(found) = given.get_item(value)?
+            && let Some(leaf) = given.get_item(value)?
         {
-            return Ok(found);
+            return Ok(leaf);
         }
         let source = self.content.get().source();
         if source.present(place.start..place.end) < place.end - place.start {
@@ -117,9 +117,9 @@ impl Catalog {
         }
         if let Some(leaf) = catalog.leaf(value) {
             if objects.copy == CopyMode::Abstract
-                && let Some(found) = self.abstract_leaf(py, value, leaf)?
+                && let Some(leaf) = self.abstract_leaf(py, value, leaf)?
             {
-                return Ok(found);
+                return Ok(leaf);
             }
             return self.read_leaf(value, leaf, objects);
         }

@@ -103,9 +103,9 @@ impl<'py> Encoded<'_, 'py> {
 
     #[inline(never)]
     fn undescribed(&mut self, event: Event) -> Built<'py> {
-        let found = self.objects.object(event)?;
-        let Ok(dict) = found.cast::<PyDict>() else {
-            return Ok(found);
+        let object = self.objects.object(event)?;
+        let Ok(dict) = object.cast::<PyDict>() else {
+            return Ok(object);
         };
         let record = dict.get_item(RECORD_KEY)?;
         let record = record
@@ -116,7 +116,7 @@ impl<'py> Encoded<'_, 'py> {
         }
         dict.del_item(RECORD_KEY)?;
         let root = dict.get_item(ROOT_KEY)?;
-        Ok(root.filter(|_| dict.len() == 1).unwrap_or(found))
+        Ok(root.filter(|_| dict.len() == 1).unwrap_or(object))
     }
 
     /// Returns whether only the tree's record follows it.

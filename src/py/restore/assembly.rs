@@ -129,16 +129,16 @@ impl<'a, 'py> Assembly<'a, 'py> {
             return self.container(number, names, built, here).map(Some);
         }
         if let Some(keys) = self.dict_keys(number)? {
-            let found = with_keys(&keys, parts)?;
-            return Ok((found.len()? > 0).then_some(found));
+            let dict = with_keys(&keys, parts)?;
+            return Ok((dict.len()? > 0).then_some(dict));
         }
-        let found = new_dict(self.py)?;
+        let dict = new_dict(self.py)?;
         for (name, part) in names.names().zip(parts) {
             if let Some(part) = part {
-                found.set_item(name.object(self.py)?, part)?;
+                dict.set_item(name.object(self.py)?, part)?;
             }
         }
-        Ok((!found.is_empty()).then(|| found.into_any()))
+        Ok((!dict.is_empty()).then(|| dict.into_any()))
     }
 
     #[inline(never)]

@@ -453,12 +453,12 @@ fn resolved<'py>(py: Python<'py>, shardings: &[Sharding]) -> PyResult<Bound<'py,
         Ok(parts.into_pyobject(py)?.into_any())
     };
     let resolve = Hooks::get(py)?.resolve_sharding.bind(py);
-    let found = shardings.iter().map(|Sharding { mesh, spec, memory }| {
+    let described = shardings.iter().map(|Sharding { mesh, spec, memory }| {
         let mesh = list_of_results(py, mesh.iter().map(axis))?;
         let spec = list_of_results(py, spec.iter().map(|axes| texts(&axes.0)))?;
         resolve.call1((mesh, spec, texts(memory)?))
     });
-    list_of_results(py, found)
+    list_of_results(py, described)
 }
 
 fn bytes<'a, 'py>(state: &'a Bound<'py, PyAny>) -> Walked<&'a Bound<'py, PyBytes>> {

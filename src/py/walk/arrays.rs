@@ -239,8 +239,8 @@ impl<'py> Walk<'py> {
             *number
         } else {
             type Fields = (Vec<(String, u64, bool)>, Vec<Vec<String>>, Vec<String>);
-            let found = self.hooks.describe_sharding.bind(py).call1((&sharding,))?;
-            let number = match found.extract::<Option<Fields>>()? {
+            let fields = self.hooks.describe_sharding.bind(py).call1((&sharding,))?;
+            let number = match fields.extract::<Option<Fields>>()? {
                 None => None,
                 Some((mesh, spec, memory)) => recorder.sharding(Sharding {
                     mesh: grow::collect(mesh.into_iter().map(|axis| Axis(axis.0, axis.1, axis.2)))?,

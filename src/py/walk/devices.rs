@@ -39,8 +39,8 @@ impl Fetch for DeviceArray {
     fn finish(&self, transfer: Py<PyAny>) -> Result<Sharded<Borrowed>> {
         Self::with_python(|py| {
             let finish = Hooks::get(py)?.finish_transfer.bind(py);
-            let found = finish.call1((transfer,))?;
-            let shards: Vec<HostShard<'_>> = found.cast::<PyList>()?.extract()?;
+            let ready = finish.call1((transfer,))?;
+            let shards: Vec<HostShard<'_>> = ready.cast::<PyList>()?.extract()?;
             let mut blocks = grow::with_room(shards.len())?;
             for (start, shard) in shards {
                 blocks.push(Shard {

@@ -170,9 +170,9 @@ class Mapping:
                     text = f"the target has {[*there[path].shape]}, the rule makes {[*shape]}"
                     faults.append(Fault(path, f"{text}; {made.rule.text}"))
             for path in there.keys() & mapped.plan.same.keys():
-                found = mapped.shape_of(mapped.plan.same[path])
-                if found is not None and there[path].shape != found:
-                    text = f"the target has {[*there[path].shape]}, the file {[*found]}"
+                saved = mapped.shape_of(mapped.plan.same[path])
+                if saved is not None and there[path].shape != saved:
+                    text = f"the target has {[*there[path].shape]}, the file {[*saved]}"
                     faults.append(Fault(path, text))
             unused = [new for new in mapped.plan.same if new not in there]
             unused += mapped.unexpected()

@@ -132,15 +132,15 @@ class Planner:
         plan = self._plan
         ordered = sorted([*plan.made, *plan.same, *(fault.path for fault in plan.faults)])
         made = {*ordered}
-        found = {}
+        paths = {}
         left = {*plan.left}
         for path in plan.left:
             new = None if self._wanted is None else self._wanted.find(path)
-            found[new if new is not None and self._names.find(new) == path else path] = path
+            paths[new if new is not None and self._names.find(new) == path else path] = path
         for new in self._there or ():  # a rule may take the tensor for another leaf as well
             if (old := self._names.find(new)) is not None:
-                found.setdefault(new, old)
-        for new, path in found.items():
+                paths.setdefault(new, old)
+        for new, path in paths.items():
             is_wanted = self._there is None or new in self._there
             above = itertools.accumulate(new.split("/"), lambda one, two: f"{one}/{two}")
             is_taken = _paths.ROOT in made or any(each in made for each in above)
@@ -272,7 +272,7 @@ class Planner:
         shared = [name for name in here.indices if name in there.indices]
         stacked = [name for name in here.indices if name not in there.indices]
         # By the shared indices, of each pattern: the paths by the others.
-        found: dict[tuple[str, ...], list[dict[tuple[int, ...], str]]] = {}
+        groups: dict[tuple[str, ...], list[dict[tuple[int, ...], str]]] = {}
         for number, pattern in enumerate(here.patterns):
             for values, path, _ in pattern.matches(self._names):
                 numbers = _numbers(values, stacked, pattern)
@@ -282,7 +282,7 @@ class Planner:
                 if numbers is None or same is None:
                     continue
                 key = tuple(values[name] for name in shared)
-                group = found.setdefault(key, [{} for _ in here.patterns])
+                group = groups.setdefault(key, [{} for _ in here.patterns])
                 if numbers in group[number]:
                     self._fault(
                         rule,
@@ -290,7 +290,7 @@ class Planner:
                         f"{group[number][numbers]} and {path} have the same number",
                     )
                 group[number][numbers] = path
-        for key, group in found.items():
+        for key, group in groups.items():
             values = dict(zip(shared, key, strict=True))
             try:
                 for new, made in self._made(rule, values, stacked, group):
@@ -298,7 +298,7 @@ class Planner:
             except SizesError as error:
                 self._taken.update(path for paths in group for path in paths.values())
                 self._fault(rule, values, str(error))
-        return bool(found)
+        return bool(groups)
 
     def _fault(self, rule: Rule, values: Mapping[str, str], text: str) -> None:
         if self._wanted is not None and not any(

@@ -140,9 +140,9 @@ def directory_text(
     """
     names = look(path)
     if inside is not None:
-        found = {step: joined(path, name) for step, name in _steps(names).items()}
-        newest = max((step for step in found if found[step] == inside), default=-1)
-        steps = ", ".join([str(step) for step in sorted(found) if step <= newest][-_MOST_NAMES:])
+        paths = {step: joined(path, name) for step, name in _steps(names).items()}
+        newest = max((step for step in paths if paths[step] == inside), default=-1)
+        steps = ", ".join([str(step) for step in sorted(paths) if step <= newest][-_MOST_NAMES:])
         several = "s" * ("," in steps)
         text = f"is a series with the step{several} {steps}" if steps else "contains a checkpoint"
         return f"it {text}: load {shown(inside)!r}"

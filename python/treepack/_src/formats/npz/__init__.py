@@ -54,6 +54,7 @@ class Npz(Format):
         export: Export,
         *,
         snapshot: bool = False,
+        exchange: Any = None,
     ) -> Write:
         """Returns a function that writes an archive, without metadata."""
         import zipfile  # takes milliseconds of the start of every program

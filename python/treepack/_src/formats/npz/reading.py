@@ -31,17 +31,17 @@ def _read(opened: Opened, max_size: int | None, *, salvage: bool) -> tuple[dict[
         arrays = read_npz(opened.content, max_size)
         if not (salvage and arrays and _are_refused(arrays)):
             return arrays, opened
-        found = walked(opened.content)
-        again = arrays if found is None else read_npz(found.content, max_size)
+        mended = walked(opened.content)
+        again = arrays if mended is None else read_npz(mended.content, max_size)
         if _are_refused(again):
             return arrays, opened
         damage = "its directory has wrong places of arrays"
     except DecodeError as error:
-        found = walked(opened.content) if salvage else None
-        if found is None:
+        mended = walked(opened.content) if salvage else None
+        if mended is None:
             raise
-        again = read_npz(found.content, max_size)
-        damage = f"{error.reason.removesuffix(SALVAGE_ADVICE)}{found.end}"
+        again = read_npz(mended.content, max_size)
+        damage = f"{error.reason.removesuffix(SALVAGE_ADVICE)}{mended.end}"
     if opened.damage is not None:
         damage = f"{opened.damage}; {damage}"
     return again, opened._replace(damage=damage)

@@ -66,21 +66,21 @@ def walked(content: core.Content) -> Walked | None:
     The last member may be cut: its size is then larger than its bytes.
     """
     members: list[Member] = []
-    offset, nbytes, found = 0, content.nbytes, ""
+    offset, nbytes, reason = 0, content.nbytes, ""
     while offset < nbytes:
         start = _read(content, offset, _MEMBER_BYTES)
         if not start.startswith(_MEMBER):
             if not start.startswith((_ENTRY, _LONG_END, _END)):
-                found = f", and no member begins at byte {offset}"
+                reason = f", and no member begins at byte {offset}"
             break
         member, end = _member(content, offset)
         if member is None:
-            found = f", and the file ends in the header of a member at byte {offset}"
+            reason = f", and the file ends in the header of a member at byte {offset}"
             break
         members.append(member)
         if end is None:
             name = printable(member.name.decode(errors="replace").removesuffix(".npy"))
-            found = f", and the file ends within {name}, at byte {nbytes}"
+            reason = f", and the file ends within {name}, at byte {nbytes}"
             break
         offset = end
     if not members:
@@ -91,7 +91,7 @@ def walked(content: core.Content) -> Walked | None:
         return _read(content, start, count) or directory[start - nbytes :][:count]
 
     mended = core.Content.elsewhere(read, nbytes + len(directory), 0)
-    return Walked(mended, found)
+    return Walked(mended, reason)
 
 
 def _read(content: core.Content, start: int, count: int) -> bytes:
@@ -155,12 +155,12 @@ def _descriptor(
     form = struct.Struct("<4xL2Q" if is_long else "<4x3L")
     at = start
     while part := _read(content, at, _PART_BYTES + form.size - 1):
-        found = part.find(_DESCRIPTOR)
-        while 0 <= found <= len(part) - form.size:
-            crc, packed, size = form.unpack_from(part, found)
-            if start + packed == at + found:
-                return crc, packed, size, at + found + form.size
-            found = part.find(_DESCRIPTOR, found + 1)
+        place = part.find(_DESCRIPTOR)
+        while 0 <= place <= len(part) - form.size:
+            crc, packed, size = form.unpack_from(part, place)
+            if start + packed == at + place:
+                return crc, packed, size, at + place + form.size
+            place = part.find(_DESCRIPTOR, place + 1)
         at += _PART_BYTES
     return None
 

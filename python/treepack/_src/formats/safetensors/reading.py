@@ -272,11 +272,11 @@ class RepositoryReader(Unchecked, ShardedReader):
 def _beginnings(names: list[str]) -> list[str]:
     """Returns the names that begin others, as `a.b` begins `a.b.c`."""
     all_names = {*names}
-    found = set()
+    both = set()
     for name in names:
         above = itertools.accumulate(name.split(SEPARATOR)[:-1], lambda one, two: f"{one}.{two}")
-        found.update(all_names.intersection(above))
-    return sorted(found)
+        both.update(all_names.intersection(above))
+    return sorted(both)
 
 
 # The name of a file that is the checkpoint itself.
