@@ -41,7 +41,7 @@ _SCHEMES = (
 )
 
 
-def file_system(url: str) -> tuple[Any, str]:
+def opened(url: str) -> tuple[FileSystem, str]:
     """Returns the file system of a URL, and the path there, without cached listings of it.
 
     fsspec shares the object within a program, so its cache may be older than the last save.
@@ -70,7 +70,7 @@ def file_system(url: str) -> tuple[Any, str]:
         _check_options(fs, url, options)
         for layer in _layers(fs):
             _drop_listings(layer, path)
-    return fs, path
+    return FileSystem(fs, url), path
 
 
 def _check_options(fs: Any, url: str, options: Mapping[str, Any]) -> None:

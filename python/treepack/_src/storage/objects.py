@@ -16,7 +16,7 @@ from treepack._src.forks import Locked
 from treepack._src.options import Buffer
 from treepack._src.printable import warn
 from treepack._src.storage.hiding import hiding
-from treepack._src.storage.place import shown
+from treepack._src.storage.place import file_system_of, options_of, shown
 from treepack._src.storage.store import (
     ABSENT,
     BadNameError,
@@ -88,26 +88,21 @@ _TIMEOUT = "300s"
 _STREAM_TIMEOUT_S = 60
 
 
-def handles(url: str) -> bool:
-    """Returns whether obstore supports the kind of a URL."""
+def opened(url: str) -> tuple[ObjectStore, str] | None:
+    """Returns the store of a URL, and the path in its bucket; `None` if obstore does not open it.
+
+    Raises the errors of `ObjectStore`.
+    """
     match = _URL.fullmatch(url)
-    if match is None or all(match[1].lower() not in names for names in _SCHEMES.values()):
-        return False
+    if match is None or file_system_of(url) is not None:
+        return None
+    scheme, host, path = match[1].lower(), match[2], match[3].rstrip("/")
+    if not any(scheme in names for names in _SCHEMES.values()):
+        return None
+    if not scheme.startswith("http"):
+        return _store_at(url, scheme, host), path
     # A presigned URL has a query, which paths of obstore cannot have.
-    return not (match[1].lower().startswith("http") and ("?" in match[3] or "#" in match[3]))
-
-
-def path_of(url: str) -> str:
-    """Returns the path of a URL in its store, without the bucket."""
-    scheme, _, path = _split(url)
-    path = path.rstrip("/")
-    return unquote(path) if scheme.startswith("http") else path
-
-
-def _split(url: str) -> tuple[str, str, str]:
-    match = _URL.fullmatch(url)
-    assert match is not None, "`handles` has matched it"
-    return match[1].lower(), match[2], match[3]
+    return None if "?" in path or "#" in path else (_store_at(url, scheme, host), unquote(path))
 
 
 class ObjectStore(RemoteStore):
@@ -117,8 +112,8 @@ class ObjectStore(RemoteStore):
     at_once = 32
     has_conditions = True
 
-    def __init__(self, url: str, options: Mapping[str, Any]):
-        """Takes the options of `obstore.store.from_url`.
+    def __init__(self, url: str, scheme: str, host: str):
+        """Takes a URL whose options are those of `obstore.store.from_url`, and parts of it.
 
         Raises:
           ImportError: If obstore is not installed.
@@ -131,7 +126,6 @@ class ObjectStore(RemoteStore):
             raise ImportError(
                 f"{shown(url)!r} is a URL, but obstore is not installed: pip install obstore"
             ) from error
-        scheme, host, _ = _split(url)
         self._obstore: Any = obstore
         self._base = f"{scheme}://{host}"
         self._kind = next(kind for kind, names in _SCHEMES.items() if scheme in names)
@@ -139,7 +133,7 @@ class ObjectStore(RemoteStore):
         login, at, host = host.rpartition("@") if self._is_web else ("", "", host)
         self._login = login + at
         self.has_conditions = not self._is_web
-        options = {_ALIASES.get(name, name): value for name, value in options.items()}
+        options = {_ALIASES.get(name, name): value for name, value in options_of(url).items()}
         client = {"timeout": _TIMEOUT, **(options.pop("client_options", None) or {})}
         headers = options.pop("headers", None)
         if headers is not None:
@@ -450,17 +444,16 @@ _stores: dict[Any, ObjectStore] = {}
 _turns = Locked()
 
 
-def store_at(url: str, options: Mapping[str, Any]) -> ObjectStore:
+def _store_at(url: str, scheme: str, host: str) -> ObjectStore:
     """Returns the store of a URL; cached by bucket and options."""
-    scheme, host, _ = _split(url)
     environment = sorted(
         variable for variable in os.environ.items() if variable[0].startswith(_READ)
     )
-    key = scheme, host, repr(sorted(options.items())), tuple(environment), os.getpid()
+    key = scheme, host, repr(sorted(options_of(url).items())), tuple(environment), os.getpid()
     with _turns.lock:
         store = _stores.get(key)
         if store is None:
             if len(_stores) >= _MOST_STORES:
                 _stores.clear()
-            store = _stores[key] = ObjectStore(url, options)
+            store = _stores[key] = ObjectStore(url, scheme, host)
         return store

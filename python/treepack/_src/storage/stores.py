@@ -5,10 +5,9 @@ from __future__ import annotations
 import errno
 import os
 
+from treepack._src.storage import filesystems, objects
 from treepack._src.storage.disk import Disk
-from treepack._src.storage.filesystems import FileSystem, file_system
-from treepack._src.storage.objects import handles, path_of, store_at
-from treepack._src.storage.place import file_system_of, local, options_of, shown, url_of
+from treepack._src.storage.place import local, shown, url_of
 from treepack._src.storage.store import RemoteStore, Store
 
 _DISK = Disk()
@@ -27,10 +26,7 @@ def store_of(path: str | os.PathLike[str]) -> tuple[Store, str]:
 
 def remote_store(url: str) -> tuple[RemoteStore, str]:
     """Returns the store of a URL, and the path in the store; see `store_of`."""
-    if file_system_of(url) is None and handles(url):
-        return store_at(url, options_of(url)), path_of(url)
-    fs, path = file_system(url)
-    return FileSystem(fs, url), path
+    return objects.opened(url) or filesystems.opened(url)
 
 
 def file_at(url: str) -> tuple[RemoteStore, str]:
