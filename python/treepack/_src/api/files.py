@@ -51,9 +51,8 @@ from treepack._src.storage.place import (
     Location,
     absolute,
     beside,
-    check_suffix,
+    compression,
     has_flax_suffix,
-    has_gzip_suffix,
     located,
     real,
     resolved,
@@ -223,14 +222,14 @@ def save(
             tree = _mapped(tree, saved, snapshot=background)
     if format is not None:
         return _saved(format, place, tree, saved, export, options, background=background)
-    check_suffix(place, options.get("compress"))
+    compress = compression(place, options.get("compress"))
     if saved.sharded is None and not isinstance(tree, Iterator):
         saved.sharded = is_distributed(tree)
     is_plain = has_flax_suffix(place)
     if is_plain:
         check_plain(saved, is_whole=not isinstance(tree, Iterator))
     if options.get("compress") is None:
-        options["compress"] = not saved.sharded and has_gzip_suffix(place)
+        options["compress"] = not saved.sharded and compress
     writing = Writing.of(options)
     if saved.base is not None and saved.sharded:
         raise ValueError("base= is for trees that are saved to one file: leave it out")
@@ -344,7 +343,7 @@ def _copy(
     if format is not None:
         format.check(place, export, options)
     else:
-        check_suffix(place, options.get("compress"))
+        options["compress"] = compression(place, options.get("compress"))
     copy = source if isinstance(source, Copy) else Copy.of(source)
     with copy.reading():
         copy = copy.chosen(saved.select, saved.exclude)
@@ -359,8 +358,6 @@ def _copy(
                 export.separator = copy.reader.separator  # so that names stay as they are
             _export(format, place, *copy.exported(format), export, options)(progress)
             return
-        if options.get("compress") is None:
-            options["compress"] = has_gzip_suffix(place)
         writing = Writing.of(options)
         save_layout(copy.layout(place, writing), place, writing, progress)
 

@@ -18,12 +18,12 @@ import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.interop import jax as _jax
 from treepack._src.options import Opening, StorageOptions
-from treepack._src.restore.compare import Signature
+from treepack._src.restore.compare import signature
 from treepack._src.saving.layout import plain_layout, state_layout
 from treepack._src.storage.content import read_whole
 from treepack._src.storage.deferred import Deferred, InContent
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import Location, check_suffix, located
+from treepack._src.storage.place import Location, compression, located
 from treepack._src.storage.write import replacing, spool
 from treepack.errors import TreepackError
 
@@ -93,7 +93,7 @@ def write_stream(
       (('layers', '0'), array([0, 0]))
     """
     place = located(path, storage_options)
-    check_suffix(place)
+    compression(place)
     with replacing(place) as file:
         for key, leaf in _pairs(leaves):
             value = state_layout(leaf, 16).to_bytes(threads=None)
@@ -133,7 +133,7 @@ def _collected(leaves: Iterable[tuple[Any, Any]], file: Any, path: Any) -> Any:
             continue
         array = np.ascontiguousarray(leaf)
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
-        rows.append((_paths.parts(key), Signature(array.shape, array.dtype), file.tell()))
+        rows.append((_paths.parts(key), signature(array), file.tell()))
         file.write(array.reshape(-1).view(np.uint8).data)
     with naming(path):
         file.flush()

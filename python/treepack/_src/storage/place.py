@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from treepack._src import formats
+from treepack._src.options import Compress
 from treepack._src.printable import printable, warn
 
 # fsspec chains URLs: `simplecache::s3://bucket/model`, `zip://model::s3://bucket/models.zip`.
@@ -160,11 +161,6 @@ def check_name(path: str | os.PathLike[str]) -> None:
         raise FileNotFoundError(errno.ENOENT, "The path is empty", "")
 
 
-def has_gzip_suffix(path: str | os.PathLike[str]) -> bool:
-    """Returns whether a file name has a gzip suffix."""
-    return os.fsdecode(path).endswith(".gz")
-
-
 # The suffixes of other formats.
 _FORMATS = {
     "PyTorch": ".pt .pth",
@@ -189,9 +185,14 @@ _FORMATS = {
 _FOREIGN = {suffix: name for name, suffixes in _FORMATS.items() for suffix in suffixes.split()}
 
 
-def check_suffix(path: str | os.PathLike[str], compress: Any = False) -> None:
-    """Raises a ValueError if a file name for msgpack has the suffix of another format."""
-    if compress == "numbers" and has_gzip_suffix(path):
+def compression(path: str | os.PathLike[str], compress: Compress | None = None) -> Compress:
+    """Returns how a file of msgpack is compressed: as chosen, or as its name says.
+
+    Raises:
+      ValueError: If its name has the suffix of another format or compression.
+    """
+    is_gzip = os.fsdecode(path).endswith(".gz")
+    if compress == "numbers" and is_gzip:
         raise ValueError(
             f'{shown(path)!r}: .gz is for gzip, and "numbers" is another compression: choose a '
             "name without .gz"
@@ -200,7 +201,7 @@ def check_suffix(path: str | os.PathLike[str], compress: Any = False) -> None:
     format = formats.of_suffix(suffix)
     library = _FOREIGN.get(suffix) if format is None else format.library
     if library is None:
-        return
+        return is_gzip if compress is None else compress
     others = [each for each in formats.known() if each.is_saved and each is not format]
     arrays = "".join(f", or {each.suffixes[0]} for arrays alone" for each in others)
     is_converted = format is not None and not format.is_saved
