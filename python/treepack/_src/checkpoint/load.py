@@ -24,14 +24,9 @@ from treepack._src.pytree.kinds import kind_of
 from treepack._src.pytree.state_dict import leaf_paths, leaves_of
 from treepack._src.registry.code import check_is_tree
 from treepack._src.restore.compare import NOTHING, signature
-from treepack._src.restore.record import assembled, catalog_of, take
+from treepack._src.restore.record import assembled, rebuilt
 from treepack._src.restore.report import ABSENT, Coverage
-from treepack._src.restore.template import (
-    needs_state,
-    restore_encoded,
-    restore_selected,
-    restore_tree,
-)
+from treepack._src.restore.template import restore_encoded, restore_part
 from treepack.errors import (
     CorruptionError,
     DecodeError,
@@ -169,36 +164,24 @@ def _restored(
     place: Place, target: Any, choice: _Choice, partial: Coverage, convert: Any, reading: Reading
 ) -> Any:
     """Returns the target with chosen leaves from a file."""
-    catalog = place.catalog
-    whole = catalog.record
-    stays = _stay_lazy(target, reading)
-    if not needs_state(target, whole, reading):
-        given = place.reader.lazily(place, reading, choice.marks, stays)
-        if given is not None:
-            with place.reader.fetching(place.value, choice.marks):
-                return restore_selected(
-                    target,
-                    catalog,
-                    place.value,
-                    reading,
-                    marks=choice.marks,
-                    given=given,
-                    partial=partial,
-                    convert=convert,
-                )
-    record = None
-    if whole is not None and not place.reader.is_mapped:
-        record = whole, place.positions()
-    state = place.reader.read(place, reading, choice.marks, stays)
-    return restore_tree(
+    reader, marks, stays = place.reader, choice.marks, _stay_lazy(target, reading)
+
+    def read() -> tuple[Any, Any]:
+        whole = None if reader.is_mapped else place.catalog.record
+        state = reader.read(place, reading, marks, stays)
+        record = None if whole is None else (whole, place.positions())
+        return reader.fitted(state, target), record
+
+    return restore_part(
         target,
-        place.reader.fitted(state, target),
-        _paths.ROOT,
+        (place.catalog, place.value, place.parts),
         reading,
-        convert=convert,
+        marks=marks,
         partial=partial,
-        record=record,
-        above=place.parts,
+        convert=convert,
+        given=lambda: reader.lazily(place, reading, marks, stays),
+        fetching=lambda: reader.fetching(place.value, marks),
+        read=read,
     )
 
 
@@ -474,10 +457,6 @@ def restore_described(
         )
         if restored is not None:
             return restored[0]
-    state, record = take(core.restore(data, reading.copy, reading.threads))
-    if record is None:  # a damaged key is found here
-        catalog_of(data)
-    elif type(record) is not bytes:
-        raise DecodeError(f"{core.RECORD_KEY!r} is a {type(record).__name__}, not bytes")
-    state = cast_floats(state, reading, lambda _: None)
-    return assembled(state, record, reading, convert=convert)
+    return rebuilt(
+        data, reading, convert, lambda state: cast_floats(state, reading, lambda _: None)
+    )

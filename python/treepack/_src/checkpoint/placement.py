@@ -25,7 +25,6 @@ from treepack._src.paths import Room, Trail
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.restore.compare import like_scalar
-from treepack._src.restore.report import Convert
 from treepack.errors import DecodeError, TreepackError
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def converter(
     may_change: bool = False,
     group: Together | None = None,
     held: Mapping[str, Any] | None = None,
-) -> Convert | None:
+) -> Callable[[list[Any]], list[Any]] | None:
     """Compiles the options about arrays into a function that converts leaves.
 
     Args:

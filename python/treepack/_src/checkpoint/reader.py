@@ -21,7 +21,7 @@ from treepack._src.checkpoint.statistics import Statistics, has_numbers, statist
 from treepack._src.elsewhere import Hinting, read_only
 from treepack._src.options import Reading, Status, Tell
 from treepack._src.printable import Completing
-from treepack._src.restore.compare import Signature, described
+from treepack._src.restore.compare import described
 from treepack._src.restore.report import ABSENT
 from treepack._src.storage.content import Openable, Opened, open_parts
 from treepack._src.storage.deferred import Deferred, boxes_of
@@ -542,7 +542,7 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
             if not same or array.shape != self.shape:
                 reason = (
                     "the leaf does not match the index of the file: expected "
-                    f"{Signature(self.shape, self.dtype)}, found {described(array)}"
+                    f"{described(self)}, found {described(array)}"
                 )
                 raise DecodeError(reason, path=self.path)
         except Exception as error:

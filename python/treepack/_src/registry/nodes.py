@@ -130,6 +130,11 @@ def type_of(ty: type, kind: NodeKind | None) -> NodeType | None:
     return TYPES.entry_of(ty) or own(ty) or (None if kind is None else unregistered(ty, kind))
 
 
+def name_for(ty: type) -> str:
+    """Returns the registered name of a type, or else its default name."""
+    return TYPES.name_of(ty) or default_name(ty)
+
+
 def is_named(ty: type, name: str) -> bool:
     """Returns whether a name in a file stands for a type."""
     if name == _CODE:

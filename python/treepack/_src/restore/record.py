@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import treepack._core as core
 from treepack._src.options import Buffer, Reading
 from treepack._src.restore.report import Convert
+from treepack.errors import DecodeError
 
 
 def split(state: Any) -> tuple[Any, Any]:
@@ -27,12 +28,6 @@ def take(state: Any) -> tuple[Any, Any]:
         if state.keys() == {core.ROOT_KEY}:
             state = state[core.ROOT_KEY]
     return state, record
-
-
-def catalog_of(data: Buffer | core.Content) -> core.Catalog:
-    """Returns the catalog of encoded bytes."""
-    content = data if isinstance(data, core.Content) else core.Content.lent(data)
-    return core.Catalog.open(content, salvage=False)
 
 
 def assembled(
@@ -61,3 +56,19 @@ def assembled(
         plain=reading.containers == "plain",
         static=reading.static,
     )
+
+
+def rebuilt(
+    data: Buffer | core.Content,
+    reading: Reading,
+    convert: Convert | None,
+    cast: Callable[[Any], Any],
+) -> Any:
+    """Builds a tree from encoded bytes, by its state, to which `cast` applies `dtype=`."""
+    state, record = take(core.restore(data, reading.copy, reading.threads))
+    if record is None:  # a damaged key is found here
+        content = data if isinstance(data, core.Content) else core.Content.lent(data)
+        core.Catalog.open(content, salvage=False)
+    elif type(record) is not bytes:
+        raise DecodeError(f"{core.RECORD_KEY!r} is a {type(record).__name__}, not bytes")
+    return assembled(cast(state), record, reading, convert=convert)

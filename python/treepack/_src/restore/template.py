@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -29,9 +30,7 @@ from treepack._src.pytree.containers import Difference, NodeKind
 from treepack._src.pytree.kinds import Pruned, kind_of
 from treepack._src.pytree.state_dict import leaves_of, map_leaves, state_leaves, to_state_dict
 from treepack._src.pytree.ties import is_shareable
-from treepack._src.registry.names import default_name
-from treepack._src.registry.nodes import is_named
-from treepack._src.registry.types import TYPES
+from treepack._src.registry.nodes import is_named, name_for
 from treepack._src.restore.compare import NOTHING, described, difference, is_opaque, signature
 from treepack._src.restore.hints import level_of
 from treepack._src.restore.record import split
@@ -141,29 +140,48 @@ def begin_restore(reading: Reading, convert: Convert | None) -> Restore:
 
 
 def needs_state(target: Any, record: bytes | None, reading: Reading) -> bool:
-    """Returns whether restoring a target requires a state: `restore_selected` cannot do it."""
+    """Returns whether restoring a target requires a state."""
     if reading.strict == "exact" or handlers.overridden() or core.RECORD_KEY in _keys(target):
         return True
     return record is not None and core.has_older_types(record)
 
 
-def restore_selected(
+def restore_part(
     target: Any,
-    catalog: core.Catalog,
-    value: int,
+    place: tuple[core.Catalog, int, Sequence[str]],
     reading: Reading,
     *,
-    marks: core.Marks | None = None,
-    given: dict[int, Any] | None = None,
-    partial: Coverage | None = None,
+    marks: core.Marks | None,
+    given: Callable[[], dict[int, Any] | None],
+    fetching: Callable[[], AbstractContextManager[Any]],
+    read: Callable[[], tuple[Any, RecordAt | None]],
     convert: Convert | None,
+    partial: Coverage,
 ) -> Any:
-    """Restores leaves of a file into a target, as `restore_tree` restores leaves of a state.
+    """Restores leaves of a file into a target, without a state where possible.
 
-    See `_core.restore_selected` for `catalog`, `value`, `marks` and `given`.
+    Args:
+      target: The template.
+      place: The leaves of the file, the number of the part, and its path.
+      reading: The options.
+      marks: The leaves to restore; `None` for all.
+      given: Returns values that are not read from the file; `None` if a state is needed.
+      fetching: Returns a context in which the leaves are fetched.
+      read: Reads the state, and returns it with its record.
+      convert: See `restore_tree`, also for `partial`.
+      partial: The leaves to restore.
     """
-    restore = Restore(reading, core.restore_state, convert=convert, partial=partial)
-    with restore:
+    catalog, value, above = place
+    record = catalog.record
+    values = None if needs_state(target, record, reading) else given()
+    if values is None:
+        state, at = read()
+        options: Any = {"convert": convert, "partial": partial, "above": above}
+        return restore_tree(target, state, _paths.ROOT, reading, record=at, **options)
+    with (
+        fetching(),
+        Restore(reading, core.restore_state, convert=convert, partial=partial) as restore,
+    ):
         with restore.conversion():
             tree = core.restore_selected(
                 catalog,
@@ -172,13 +190,11 @@ def restore_selected(
                 _ROOT,
                 restore,
                 marks=marks,
-                given=given,
+                given=values,
                 copy=reading.copy,
                 threads=reading.threads,
             )
-        return joined(
-            target, tree, restore, catalog.record, _paths.parts(catalog.path_of(value, 0))
-        )
+        return joined(target, tree, restore, record, _paths.parts(catalog.path_of(value, 0)))
 
 
 def restore_tree(
@@ -320,7 +336,7 @@ def _compare_kinds(target: Any, saved: str | None, restore: Restore) -> None:
     if saved is None or saved == expected or (expected is None and is_named(ty, saved)):
         return
     names = {"keys": "dict with keys other than strings"}
-    expected = names.get(expected, expected) if expected else TYPES.name_of(ty) or default_name(ty)
+    expected = names.get(expected, expected) if expected else name_for(ty)
     saved = names.get(saved, saved)
     restore.note_here(f"a container of the type {expected}", saved)
     restore.say(
