@@ -15,7 +15,7 @@ from treepack._src.api.bytes import dumps
 from treepack._src.checkpoint.file import Tree, in_layout, open, place_of
 from treepack._src.checkpoint.info import count_text, kind_text
 from treepack._src.checkpoint.reader import LazyArray
-from treepack._src.checkpoint.statistics import as_floats, has_numbers, native_blocks
+from treepack._src.checkpoint.statistics import has_numbers, pairs
 from treepack._src.elsewhere import advised
 from treepack._src.mapping.leaves import outlined
 from treepack._src.options import check
@@ -257,44 +257,6 @@ def _text(leaf: Any) -> str:
     if is_key(leaf):
         return f"{_kind(leaf)} {unwrap(leaf)[1].tolist()!s:.40}"
     return _kind(leaf) if isinstance(leaf, LazyArray) else f"{leaf!r:.40}"
-
-
-def pairs(one: LazyArray, other: LazyArray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yields blocks of two arrays as float64 or complex128, and their absolute differences.
-
-    Differences are 0 only for equal elements and two NaNs, and infinite if one is NaN or infinite.
-    """
-    for left, right in zip(native_blocks(one), native_blocks(other), strict=True):
-        kinds = left.dtype.kind + right.dtype.kind
-        is_exact = not kinds.strip("iu") or (kinds in ("mm", "MM") and left.dtype == right.dtype)
-        floats = as_floats(left), as_floats(right)
-        with np.errstate(all="ignore"):
-            yield *floats, _exact(left, right) if is_exact else _inexact(*floats)
-
-
-def _exact(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    low, high = np.minimum(left, right), np.maximum(left, right)
-    distances: np.ndarray
-    if low.dtype.kind == "f":  # int64 and uint64
-        distances = np.maximum(high - low, 1.0)
-        distances[left == right] = 0.0
-        return distances
-    unsigned = f"u{low.dtype.itemsize}"
-    distances = (high.view(unsigned) - low.view(unsigned)).astype(np.float64)
-    if low.dtype.kind in "mM":
-        distances[np.isnat(left) != np.isnat(right)] = np.inf
-    return distances
-
-
-def _inexact(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    distances = np.zeros(left.shape)
-    differ = (left != right) & ~(np.isnan(left) & np.isnan(right))
-    if differ.any():
-        left, right = left[differ], right[differ]
-        most = np.where(np.isfinite(left) & np.isfinite(right), np.finfo(np.float64).max, np.inf)
-        distance = np.abs(left - right)
-        distances[differ] = np.where(np.isnan(distance), np.inf, np.minimum(distance, most))
-    return distances
 
 
 class Apart(NamedTuple):

@@ -82,11 +82,11 @@ def statistics(array: Any, bins: int) -> Statistics:
 
 
 def _magnitudes(array: Any) -> Iterator[np.ndarray]:
-    for block in map(as_floats, native_blocks(array)):
+    for block in map(_as_floats, _native_blocks(array)):
         yield np.abs(block) if block.dtype.kind == "c" else block
 
 
-def native_blocks(array: Any) -> Iterator[np.ndarray]:
+def _native_blocks(array: Any) -> Iterator[np.ndarray]:
     """Yields the elements of a `LazyArray`, block by block; of packed ones the bytes."""
     for start in range(0, array.size, _READ):
         elements = array.flat_range(start, min(array.size, start + _READ))
@@ -96,6 +96,44 @@ def native_blocks(array: Any) -> Iterator[np.ndarray]:
             yield elements[at : at + _BLOCK]
 
 
-def as_floats(elements: np.ndarray) -> np.ndarray:
+def _as_floats(elements: np.ndarray) -> np.ndarray:
     """Returns elements as float64 or complex128."""
     return elements.astype(np.complex128 if _dtypes.is_complex(elements.dtype) else np.float64)
+
+
+def pairs(one: Any, other: Any) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yields blocks of two `LazyArray`s as float64 or complex128, and their absolute differences.
+
+    Differences are 0 only for equal elements and two NaNs, and infinite if one is NaN or infinite.
+    """
+    for left, right in zip(_native_blocks(one), _native_blocks(other), strict=True):
+        kinds = left.dtype.kind + right.dtype.kind
+        is_exact = not kinds.strip("iu") or (kinds in ("mm", "MM") and left.dtype == right.dtype)
+        floats = _as_floats(left), _as_floats(right)
+        with np.errstate(all="ignore"):
+            yield *floats, _exact(left, right) if is_exact else _inexact(*floats)
+
+
+def _exact(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    low, high = np.minimum(left, right), np.maximum(left, right)
+    distances: np.ndarray
+    if low.dtype.kind == "f":  # int64 and uint64
+        distances = np.maximum(high - low, 1.0)
+        distances[left == right] = 0.0
+        return distances
+    unsigned = f"u{low.dtype.itemsize}"
+    distances = (high.view(unsigned) - low.view(unsigned)).astype(np.float64)
+    if low.dtype.kind in "mM":
+        distances[np.isnat(left) != np.isnat(right)] = np.inf
+    return distances
+
+
+def _inexact(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    distances = np.zeros(left.shape)
+    differ = (left != right) & ~(np.isnan(left) & np.isnan(right))
+    if differ.any():
+        left, right = left[differ], right[differ]
+        most = np.where(np.isfinite(left) & np.isfinite(right), np.finfo(np.float64).max, np.inf)
+        distance = np.abs(left - right)
+        distances[differ] = np.where(np.isnan(distance), np.inf, np.minimum(distance, most))
+    return distances
