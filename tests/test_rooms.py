@@ -158,7 +158,8 @@ CLIENTS = {
     "orbax": {
         *("paths.text", "registry.code.check_is_tree", "saving.sharded.ShardedWrite"),
         *(f"options.{name}" for name in ("Saved", "WriteOptions", "Writing", "takes")),
-        *("storage.content.read_files", "storage.foreign.REFERENCES", "storage.naming.naming"),
+        *("pytree.references.reference_text", "storage.content.read_files"),
+        "storage.naming.naming",
     },
     "orbax_v1": {
         *(f"options.{name}" for name in ("WriteOptions", "Writing", "takes")),

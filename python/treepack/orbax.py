@@ -46,10 +46,10 @@ from treepack import (
 )
 from treepack._src import paths as _paths
 from treepack._src.options import Saved, WriteOptions, Writing, takes
+from treepack._src.pytree.references import reference_text
 from treepack._src.registry.code import check_is_tree
 from treepack._src.saving.sharded import ShardedWrite
 from treepack._src.storage.content import read_files
-from treepack._src.storage.foreign import REFERENCES
 from treepack._src.storage.naming import naming
 from treepack.errors import TreepackError
 
@@ -312,7 +312,7 @@ def load_aggregate(
                 return {key: resolved(child, (*parts, key)) for key, child in value.items()}
             if isinstance(value, list):
                 return [resolved(child, (*parts, str(at))) for at, child in enumerate(value)]
-            if not isinstance(value, str) or not value.startswith(REFERENCES):
+            if reference_text(value) is None:
                 return value
             make, name = _EMPTY.get(types.get(parts, "")), ".".join(parts)
             if make is None and name not in strings:

@@ -6,14 +6,11 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-
 from treepack import serialization
 from treepack._src.api.files import load
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.interop.modules import error_class
-from treepack._src.pytree.state_dict import leaves_of
-from treepack._src.storage.foreign import FLAX_REFERENCE, reference_text
+from treepack._src.pytree.references import FLAX_REFERENCE, flax_references
 from treepack._src.storage.naming import naming
 from treepack.checkpoints._orbax import is_of_orbax, restore_by_orbax
 from treepack.errors import MultiprocessArrayError
@@ -65,29 +62,12 @@ class Restoring:
                 )
             for_files = {key: value for key, value in options.items() if key not in _SHARING}
             tree = serialization.load_from_file(target, path, **for_files)
-            if not self.allow_partial:
-                _check_placeholders(tree)
+            if not self.allow_partial and (found := flax_references(tree)):
+                theirs = "flax.errors", "MPACheckpointingRequiredError"
+                error = error_class(MultiprocessArrayError, *theirs)
+                raise error(f"arrays are missing: it has {found}")
             return tree
 
 
 # Options of `load` for processes that load together.
 _SHARING = ("replicas", "timeout")
-
-
-def _has_placeholders(tree: Any) -> bool:
-    """Returns whether leaves are placeholders of flax for arrays in TensorStore."""
-    if type(tree) is dict:
-        return any(map(_has_placeholders, tree.values()))
-    if type(tree) is np.ndarray:
-        return False
-    return any(
-        isinstance(leaf, str) and leaf.startswith(MP_ARRAY_PH) for _, leaf in leaves_of(tree, ())
-    )
-
-
-def _check_placeholders(tree: Any) -> None:
-    """Raises a MultiprocessArrayError if leaves are placeholders for arrays in TensorStore."""
-    if _has_placeholders(tree):
-        raise error_class(MultiprocessArrayError, "flax.errors", "MPACheckpointingRequiredError")(
-            f"arrays are missing: it has {reference_text(MP_ARRAY_PH)}"
-        )

@@ -26,7 +26,7 @@ from treepack._src.saving.layout import base_of
 from treepack._src.storage.content import Opened, open_parts, read_whole
 from treepack._src.storage.entries import is_local
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import check_name, local, resolved
+from treepack._src.storage.place import check_name, resolved
 from treepack.errors import DecodeError, NoIndexError
 
 
@@ -108,7 +108,7 @@ def _laid_out(
     """Lays out a file that `open` does not read, or reads in another way; names its format."""
     format, content = formats.of_suffix(source), None
     if format is None and is_local(source):
-        place = Path(local(source))
+        place = Path(source)
         if place.is_file() and place.stat().st_size:
             content = core.Content.map(place)
             format = formats.of_content(content)

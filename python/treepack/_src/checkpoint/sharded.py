@@ -40,7 +40,7 @@ from treepack._src.options import Reading, Status, Tell, tell_from
 from treepack._src.pytree import prng as _prng
 from treepack._src.storage.content import Openable, Opened, read_all, size_of
 from treepack._src.storage.fetch import fetching
-from treepack._src.storage.foreign import contained, directory_text, names_in
+from treepack._src.storage.foreign import without_manifest
 from treepack._src.storage.naming import name_file
 from treepack._src.storage.place import absolute, joined
 from treepack._src.storage.store import ConditionError, RemoteStore
@@ -87,11 +87,9 @@ _ATTEMPTS = 50
 
 def _without_manifest(source: Openable) -> NoManifestError:
     """Returns the error for a directory, which no frame of its traceback holds."""
-    look: Any = functools.cache(names_in)  # each directory is listed once
-    inside = contained(source, MANIFEST, look)
-    reason = f"the directory has no {MANIFEST}: {directory_text(source, inside, MANIFEST, look)}"
-    error = NoManifestError(reason)
-    error.names, error.is_above = look(source), inside is not None
+    text, names, is_above = without_manifest(source, MANIFEST)
+    error = NoManifestError(f"the directory has no {MANIFEST}: {text}")
+    error.names, error.is_above = names, is_above
     return error
 
 

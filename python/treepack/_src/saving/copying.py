@@ -26,11 +26,11 @@ from treepack._src.checkpoint.select import chosen, ends_of
 from treepack._src.formats import Format, Leaves
 from treepack._src.options import Progress, Saved, Writing, progress_bar
 from treepack._src.printable import jsonable, printable
+from treepack._src.pytree.references import reference_text
 from treepack._src.pytree.state_dict import leaves_of, map_leaves
 from treepack._src.restore.report import ABSENT
 from treepack._src.saving.layout import file_layout, plain_layout
 from treepack._src.storage.deferred import Computed, Deferred, elements_of
-from treepack._src.storage.foreign import reference_text
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import has_flax_suffix, real, shown
 from treepack.errors import CorruptionError, DecodeError, NewerVersionError, TreepackError

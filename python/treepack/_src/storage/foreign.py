@@ -1,11 +1,13 @@
-"""Recognises files and directories of other programs, and references to them in leaves."""
+"""Recognises files and directories of other programs."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 from collections.abc import Callable
+from typing import Any
 
 import treepack._core as core
 from treepack._src import formats
@@ -43,39 +45,11 @@ def names_in(path: str | os.PathLike[str]) -> list[str]:
     return []
 
 
-# Prefixes with which Orbax, T5X and flax refer to a value in another file.
-REFERENCES = ("PLACEHOLDER://", "AGGREGATED://")
-FLAX_REFERENCE = "//GDAPlaceholder:"
-
-
-def reference_text(leaf: object) -> str | None:
-    """Describes a leaf that refers to another file, with a remedy; `None` for other leaves.
-
-    The leaf may be a dict: T5X keeps the specification of an array for TensorStore.
-    """
-    if isinstance(leaf, str) and leaf.startswith(REFERENCES):
-        return (
-            "references of Orbax or T5X to files beside it: restore it with that library, or with "
-            "treepack.orbax.load_aggregate if it has all arrays, and save the result"
-        )
-    if isinstance(leaf, str) and leaf.startswith(FLAX_REFERENCE):
-        return (
-            "references of flax to arrays of several processes in the directory *_gda beside it: "
-            "restore it with flax.training.checkpoints, and save the result"
-        )
-    if isinstance(leaf, dict) and "driver" in leaf and "kvstore" in leaf:
-        return (
-            "specifications of T5X for arrays of TensorStore beside it: restore it with T5X, or "
-            "read each with tensorstore.open, and save the arrays"
-        )
-    return None
-
-
 # The maximum number of names to search for a checkpoint.
 _MOST_TRIED = 20
 
 
-def contained(path: str | os.PathLike[str], manifest: str, look: Look) -> str | None:
+def _contained(path: str | os.PathLike[str], manifest: str, look: Look) -> str | None:
     """Returns a checkpoint of treepack in a directory, as in a step of Orbax, or `None`.
 
     Args:
@@ -105,7 +79,7 @@ def _below(path: str | os.PathLike[str], manifest: str, look: Look) -> str | Non
 
 
 def _is_checkpoint(path: str | os.PathLike[str], manifest: str, look: Look) -> bool:
-    """Returns whether a file or directory is a checkpoint, for an error; see `contained`."""
+    """Returns whether a file or directory is a checkpoint, for an error; see `_contained`."""
     try:
         if names := look(path):
             opening = formats.in_directory(path, names, has_checkpoint=False)
@@ -127,17 +101,24 @@ def _steps(names: list[str]) -> dict[int, str]:
     return {int(match[1]): name for name in names if (match := _STEP.fullmatch(name))}
 
 
-def directory_text(
-    path: str | os.PathLike[str], inside: str | None, manifest: str, look: Look
-) -> str:
+def without_manifest(path: str | os.PathLike[str], manifest: str) -> tuple[str, list[str], bool]:
     """Describes a directory without a manifest, with a remedy.
 
     Args:
       path: The directory.
-      inside: The checkpoint of treepack that it contains, or `None`.
       manifest: The name of manifests.
-      look: Returns the names in a directory.
+
+    Returns:
+      The description, the names in the directory, and whether it contains a checkpoint.
     """
+    look: Any = functools.cache(names_in)  # each directory is listed once
+    inside = _contained(path, manifest, look)
+    return _directory_text(path, inside, manifest, look), look(path), inside is not None
+
+
+def _directory_text(
+    path: str | os.PathLike[str], inside: str | None, manifest: str, look: Look
+) -> str:
     names = look(path)
     if inside is not None:
         paths = {step: joined(path, name) for step, name in _steps(names).items()}

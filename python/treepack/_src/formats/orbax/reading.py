@@ -24,10 +24,10 @@ from treepack._src.options import Reading
 from treepack._src.printable import printable
 from treepack._src.pytree import prng as _prng
 from treepack._src.pytree.kinds import kind_of
+from treepack._src.pytree.references import reference_text
 from treepack._src.storage.content import Openable, Opened, is_special, read_all, size_of
 from treepack._src.storage.deferred import Held
 from treepack._src.storage.entries import entries, exists
-from treepack._src.storage.foreign import REFERENCES
 from treepack._src.storage.place import joined, real, shown
 from treepack.errors import CorruptionError, DecodeError, TreepackError
 
@@ -222,7 +222,7 @@ def _at(state: Any, leaf: _orbax.Leaf) -> Any:
             state = state[int(part) if is_index and not isinstance(state, dict) else part]
     except (LookupError, TypeError, ValueError) as error:
         raise DecodeError(f"{_orbax.AGGREGATE} lacks the value", path=leaf.path) from error
-    if isinstance(state, str) and state.startswith(REFERENCES):
+    if isinstance(state, str) and reference_text(state) is not None:
         raise DecodeError(
             f"{_orbax.AGGREGATE} has the reference {printable(state)} in place of the value",
             path=leaf.path,
