@@ -39,25 +39,12 @@ from treepack._src.registry.static import register_auxdata, register_function
 from treepack._src.registry.types import registered_types
 from treepack._src.restore.report import Report
 from treepack._src.saving.background import Saving
-from treepack._src.series.keep import Keep
-from treepack._src.series.publishing import Publisher, Subscriber
-from treepack._src.series.series import Series
+from treepack._src.series import Keep, Publisher, Series, Subscriber
 from treepack._src.storage.place import Location
 from treepack.errors import *  # noqa: F403  # it lists its names
 
 core.set_hooks(hooks, errors)
 del core, hooks
-
-for _public in (
-    *(Digest, File, Tree, Info, LazyArray, LoadedExported, Mapping, Report, Saving, Verification),
-    *(Keep, Publisher, Series, Subscriber, LoadOptions, SaveOptions),
-):
-    for _name, _hint in _public.__annotations__.items():
-        # `typing.get_type_hints` resolves the names in the module that defines the class.
-        _text = str(getattr(_hint, "__forward_arg__", _hint))
-        _public.__annotations__[_name] = ForwardRef(_text, module=_public.__module__)
-    _public.__module__ = "treepack"  # the public path, for tracebacks and pickles
-del ForwardRef, _public, _name, _hint, _text
 
 register_pytree_node_serialization = register_node
 """`register_node` under JAX's name for it."""
@@ -119,6 +106,15 @@ __all__ = [
     "write_stream",
 ]
 __all__ += errors.__all__
+
+for _public in map(globals().get, __all__):
+    if isinstance(_public, type) and _public.__module__.startswith("treepack._src."):
+        for _name, _hint in _public.__annotations__.items():
+            # `typing.get_type_hints` resolves the names in the module that defines the class.
+            _text = str(getattr(_hint, "__forward_arg__", _hint))
+            _public.__annotations__[_name] = ForwardRef(_text, module=_public.__module__)
+        _public.__module__ = "treepack"  # the public path, for tracebacks and pickles
+del ForwardRef, _public, _name, _hint, _text
 
 __version__: str
 

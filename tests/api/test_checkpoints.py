@@ -20,7 +20,7 @@ import processes
 import treepack
 from treepack import checkpoints, serialization
 from treepack._src.interop.modules import error_class
-from treepack._src.saving import checkpoints as saving_checkpoints
+from treepack._src.runs import steps as run_steps
 from treepack.checkpoints import _restoring
 from treepack.checkpoints._names import Steps
 from treepack.errors import InvalidCheckpointError, MismatchError, MultiprocessArrayError
@@ -404,13 +404,13 @@ def test_a_save_is_complete_if_old_checkpoints_cannot_be_deleted(
             raise OSError(number, os.strerror(number), name)
         remove_files(path)
 
-    remove_files = saving_checkpoints.remove_files
+    remove_files = run_steps.remove_files
     for step in (1, 2):
         checkpoints.save_checkpoint(tmp_path, {"a": step}, step, keep=9)
     if how == "listing":
         monkeypatch.setattr(Steps, "listing", lambda _: fails(tmp_path))
     else:
-        monkeypatch.setattr(saving_checkpoints, "remove_files", fails)
+        monkeypatch.setattr(run_steps, "remove_files", fails)
     manager = checkpoints.AsyncManager() if how == "background" else None
     together = how == "all processes"
     verb = checkpoints.save_checkpoint_multiprocess if together else checkpoints.save_checkpoint

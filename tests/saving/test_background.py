@@ -558,7 +558,7 @@ def handler():
         assert value() == -1
 
 saving = ("saving/directory.py", "saving/lease.py", "saving/sharded.py")
-waiting = ("saving/background.py", "_src/tasks.py", "series/flax.py", "threading.py",
+waiting = ("saving/background.py", "_src/tasks.py", "checkpoints/_manager.py", "threading.py",
            "futures/_base.py", "futures/thread.py")
 at_each_step(saving if kind.startswith("sharded") else waiting, work, handler, int(calls))
 """

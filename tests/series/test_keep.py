@@ -15,7 +15,8 @@ from hypothesis import given, settings
 
 import tiers
 import treepack
-from treepack._src.series.keep import Summary, spaced
+from treepack._src.runs.contents import Summary
+from treepack._src.runs.steps import spaced
 
 VALUES = st.one_of(st.none(), st.sampled_from([math.nan, math.inf, -math.inf]), st.integers(0, 4))
 

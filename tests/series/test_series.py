@@ -393,11 +393,11 @@ def test_an_error_of_the_rules_does_not_harm_the_save(
     def fail(*_: object) -> None:
         raise PermissionError(1, "not permitted", "x")
 
-    monkeypatch.setattr("treepack._src.saving.checkpoints.remove_files", fail)
+    monkeypatch.setattr("treepack._src.runs.steps.remove_files", fail)
     with pytest.warns(UserWarning, match="step_2"):
         run.save(3, state(3))
     monkeypatch.undo()
-    monkeypatch.setattr("treepack._src.series.writing.sweep", fail)
+    monkeypatch.setattr("treepack._src.runs.steps.Listing.remove", fail)
     with pytest.warns(UserWarning, match="step 4 is saved, but older"):
         run.save(4, state(4))
     monkeypatch.undo()

@@ -56,7 +56,7 @@ def works(step):
     now = step
     work(step)
 
-files = ("series/series.py", "series/writing.py", "series/retention.py", "saving/background.py",
+files = ("series/series.py", "series/writing.py", "runs/steps.py", "saving/background.py",
          "saving/checkpoints.py", "_src/tasks.py", "saving/lease.py", "saving/directory.py")
 fast = ("series/fast.py", *files)
 files = {"sharded": files[:3], "fast": fast}.get(kind, files)

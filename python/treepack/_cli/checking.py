@@ -13,7 +13,7 @@ import treepack
 from treepack._cli import output, piped
 from treepack._cli.listing import ANY_FILE, KINDS, MAX_SIZE, flag, opened
 from treepack._src.printable import jsonable, printable
-from treepack._src.series.listing import run_at
+from treepack._src.runs.listing import run_at
 from treepack._src.storage.place import shown
 
 

@@ -21,7 +21,7 @@ from treepack._src.printable import (
     printable,
     safe_repr,
 )
-from treepack._src.series.listing import run_at
+from treepack._src.runs.listing import run_at
 
 _FILES = [each.kind for each in formats.known() if each.suffixes]
 _NAMED = [each.name for each in formats.known() if each.separators]

@@ -10,6 +10,7 @@ import itertools
 import math
 import re
 import sys
+import time
 import unicodedata
 import warnings
 from collections.abc import Collection, Iterable
@@ -93,6 +94,11 @@ def either(texts: Iterable[str]) -> str:
     """Joins texts as a choice: `a, b or c`."""
     listed = [*texts]
     return " or ".join(filter(None, [", ".join(listed[:-1]), *listed[-1:]]))
+
+
+def utc(seconds: float) -> str:
+    """Returns a time in seconds since 1970 as text."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
 def cells(text: str) -> int:

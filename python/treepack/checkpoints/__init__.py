@@ -33,7 +33,6 @@ from treepack._src.interop import jax as _jax
 from treepack._src.options import FileWriteOptions, RestoreOptions, StorageOptions, check, takes
 from treepack._src.saving.background import Saving
 from treepack._src.saving.sharded import is_distributed
-from treepack._src.storage.entries import listed
 from treepack._src.storage.place import Location, resolved, shown
 from treepack.checkpoints._linen import MODULE_NUM_RE, convert_pre_linen
 from treepack.checkpoints._manager import AsyncManager
@@ -43,7 +42,6 @@ from treepack.checkpoints._names import (
     SIGNED_FLOAT_RE,
     UNSIGNED_FLOAT_RE,
     Steps,
-    flax_directory,
     natural_sort,
     safe_normpath,
 )
@@ -154,7 +152,7 @@ def save_checkpoint(
       treepack.errors.InvalidCheckpointError: ...
     """
     _wait_for(async_manager, orbax_checkpointer)
-    given = Steps(flax_directory(ckpt_dir, options.pop("storage_options", None)), prefix)
+    given = Steps.at(ckpt_dir, prefix, options.pop("storage_options", None))
     folder, name = given.fixed(), given.name(step)
     commit = functools.partial(tidy, folder, name, keep, overwrite, keep_every_n_steps)
     if orbax_checkpointer is not None:
@@ -259,7 +257,7 @@ def save_checkpoint_multiprocess(
         )
     _wait_for(async_manager, orbax_checkpointer)
     _jax.wait_for_all("treepack: earlier saves")
-    given = Steps(flax_directory(ckpt_dir, options.pop("storage_options", None)), prefix)
+    given = Steps.at(ckpt_dir, prefix, options.pop("storage_options", None))
     folder, name = given.fixed(), given.name(step)
     path = folder.path(name)
     commit = functools.partial(tidy, folder, name, keep, overwrite, keep_every_n_steps)
@@ -346,7 +344,7 @@ def restore_checkpoint(
       [array([1., 1.])]
     """
     del gda_manager
-    directory = flax_directory(ckpt_dir, options.pop("storage_options", None))
+    root = Steps.at(ckpt_dir, "", options.pop("storage_options", None))
     options = {"strict": False, "mmap": False, **options}
     if not parallel:
         options["threads"] = 1
@@ -357,10 +355,9 @@ def restore_checkpoint(
         *(target, {**options}, allow_partial_mpa_restoration),
         *(orbax_checkpointer, orbax_transforms),
     )
-    steps = Steps(directory, prefix)
+    steps = Steps(root.directory, prefix)
     if step is not None:
-        path = steps.path(steps.name(step))
-        inside = listed(path)
+        path, inside = steps.path(steps.name(step)), steps.inside(steps.name(step))
         try:
             return restored(path, inside)
         except (FileNotFoundError, NotADirectoryError):
@@ -374,22 +371,22 @@ def restore_checkpoint(
             )
             message = f"Matching checkpoint not found: {shown(path)}; {there}"
             raise ValueError(message) from None
-    inside = listed(directory)
+    inside = root.inside()
     if inside is None:
         try:
-            return restored(directory, None)
+            return restored(root.directory, None)
         except (FileNotFoundError, NotADirectoryError):
             with contextlib.suppress(NotADirectoryError):
                 steps.listing()  # an error if there is a directory that may not be listed
             return target
     if is_checkpoint(inside):
-        return restored(directory, inside)
-    listing = steps.listing(inside if steps.directory == directory else None)
+        return restored(root.directory, inside)
+    listing = steps.listing(inside if steps.directory == root.directory else None)
     while (last := listing.newest()) is not None:
         try:
-            return restored(steps.path(last.name), last.inside())
+            return restored(steps.path(last[0]), last[1])
         except Exception:
-            if last.name in steps.names():
+            if last[0] in steps.names():
                 raise
             listing = steps.listing()  # another process saved a newer one and removed it
     return target
@@ -418,7 +415,7 @@ def latest_checkpoint(
     """
     steps = Steps(resolved(ckpt_dir, storage_options), prefix)
     last = steps.listing().newest()
-    return None if last is None else steps.path(last.name)
+    return None if last is None else steps.path(last[0])
 
 
 def available_steps(

@@ -2,31 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
-from typing import Any, TypeVar
+from concurrent.futures import Future
+from typing import Any
 
-from treepack._src.saving.background import LoggedFuture, begin, wait_at
-
-T = TypeVar("T")
-
-
-class _OneByOne(Executor):
-    """Does one task after another, each in a thread; a signal handler may submit one as well."""
-
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> LoggedFuture[T]:
-        """Begins a task as soon as the one before has ended."""
-        work = functools.partial(fn, *args, **kwargs)
-        future = LoggedFuture("a checkpoint in the background", work)
-        begin(self, future)
-        return future
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Waits for all tasks."""
-        del cancel_futures  # all have begun
-        if wait:
-            wait_at(self)
+from treepack._src.saving.background import OneByOne
 
 
 class AsyncManager:
@@ -52,9 +32,9 @@ class AsyncManager:
     """
 
     def __init__(self, max_workers: int = 1):
-        self.executor: _OneByOne = _OneByOne()
+        self.executor: OneByOne = OneByOne()
         self.save_future: Future[Any] | None = None
-        self._last: LoggedFuture[Any] | None = None
+        self._last: Any = None
         del max_workers  # a save waits for the one before, as with flax
 
     def wait_previous_save(self) -> None:

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from treepack._src.options import StorageOptions
-from treepack._src.series.names import CheckpointEntry, Folder, Listing
-from treepack._src.storage.place import absolute, directory_of
+from treepack._src.runs.steps import Folder, Listing
+from treepack._src.storage.place import directory_of
 
 _NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 
@@ -72,14 +72,14 @@ def safe_normpath(path: str) -> str:
     return (match["scheme"] or "") + os.path.normpath(match["path"])
 
 
-def flax_directory(given: Any, storage_options: StorageOptions = None) -> str:
-    """Returns the path or URL of a directory as flax normalizes it: `a/../b` is `b`."""
-    directory = directory_of(given, storage_options)
-    return directory if "://" in directory else safe_normpath(directory)
-
-
 class Steps(Folder):
     """The checkpoints in a directory: all names that begin with a prefix."""
+
+    @classmethod
+    def at(cls, ckpt_dir: Any, prefix: str, storage_options: StorageOptions) -> Steps:
+        """Returns those at a path or URL, as flax normalizes it: `a/../b` is `b`."""
+        directory = directory_of(ckpt_dir, storage_options)
+        return cls(directory if "://" in directory else safe_normpath(directory), prefix)
 
     def key(self, name: str) -> list[Any]:
         """Returns the sort key of a name, without the prefix."""
@@ -88,11 +88,6 @@ class Steps(Folder):
     def listing(self, inside: list[Any] | None = None) -> StepListing:
         """Lists the directory, unless its entries are known."""
         return StepListing(self, super().listing().entries if inside is None else inside)
-
-    def fixed(self) -> Steps:
-        """Returns the same folder, by a path that the working directory does not change."""
-        directory = absolute(self.directory)
-        return self if directory == self.directory else Steps(directory, self.begin)
 
     def names(self) -> list[str]:
         """Returns the names of all complete checkpoints, in order."""
@@ -122,9 +117,10 @@ class StepListing(Listing):
         ]
         self.checkpoints = sorted(checkpoints, key=lambda checkpoint: folder.key(checkpoint.name))
 
-    def newest(self) -> CheckpointEntry | None:
-        """Returns the last complete checkpoint."""
-        return next((entry for entry in reversed(self.checkpoints) if entry.is_complete), None)
+    def newest(self) -> tuple[str, list[Any] | None] | None:
+        """Returns the name of the last complete checkpoint, and the entries in it."""
+        complete = (entry for entry in reversed(self.checkpoints) if entry.is_complete)
+        return next(((entry.name, entry.inside()) for entry in complete), None)
 
     def unfinished(self) -> list[str]:
         """Returns the names of sharded checkpoints whose save has not ended."""

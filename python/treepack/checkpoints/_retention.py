@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 
 from treepack._src.interop.modules import error_class
 from treepack._src.printable import warn
-from treepack._src.series.keep import spaced
-from treepack._src.series.retention import sweep
-from treepack._src.storage.entries import remove_files
+from treepack._src.runs.steps import spaced
 from treepack._src.storage.place import shown
 from treepack.checkpoints._names import MP_ARRAY_POSTFIX, TEMPORARY, Steps
 from treepack.errors import InvalidCheckpointError, TreepackError
@@ -69,9 +68,9 @@ def _tidy(
     there = {entry.name for entry in listing.entries}
     gone = [each for name in gone for each in (name, name + MP_ARRAY_POSTFIX) if each in there]
     key = folder.key(saved)
-    sweep(listing, gone, [name for name in listing.unfinished() if folder.key(name) < key])
+    listing.remove(gone, [name for name in listing.unfinished() if folder.key(name) < key])
     temporary = folder.name(TEMPORARY)
     files = {entry.name for entry in listing.entries if not entry.is_directory}
     if folder.is_local and temporary in files:
         with contextlib.suppress(OSError):
-            remove_files(folder.path(temporary))
+            Path(folder.path(temporary)).unlink(missing_ok=True)

@@ -35,7 +35,7 @@ from treepack._src.options import (
 from treepack._src.printable import MOST_ROWS, cells, padded, path_end, printable, shortened, warn
 from treepack._src.registry.static import metadata_in
 from treepack._src.storage.content import Openable, open_parts
-from treepack._src.storage.entries import entries, is_directory
+from treepack._src.storage.entries import listed
 from treepack._src.storage.naming import name_file, naming
 from treepack._src.storage.place import resolved
 from treepack.errors import CorruptionError, DecodeError, MissingPathError
@@ -476,11 +476,9 @@ class File(Tree):
           UnregisteredTypeError: If a type in it is not registered; with `unknown="dict"` of `open`,
             it becomes a dict.
         """
-        record = self._place.reader.metadata_record
-        if record is None:
-            return None
-        with naming(self._place.reader.given):
-            return metadata_in(record, unknown_as_dict=self._unknown == "dict")
+        reader = self._place.reader
+        with naming(reader.given):
+            return metadata_in(reader.metadata_record, unknown_as_dict=self._unknown == "dict")
 
     @property
     def damage(self) -> str | None:
@@ -541,9 +539,10 @@ class File(Tree):
     def others(self) -> list[str]:
         """The names of checkpoints of other formats in a directory of files with named arrays."""
         reader = self._place.reader
-        if reader.is_one_file or reader.separator is None or not is_directory(reader.given):
+        if reader.is_one_file or reader.separator is None:
             return []
-        names = sorted(entry.name for entry in entries(reader.given) if not entry.is_directory)
+        inside = listed(reader.given) or ()
+        names = sorted(entry.name for entry in inside if not entry.is_directory)
 
         def is_other(name: str) -> bool:
             name = name.lower().removesuffix(".gz")

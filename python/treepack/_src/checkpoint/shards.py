@@ -45,8 +45,7 @@ def process_of(name: str) -> int:
 
 def about_in(catalog: core.Catalog) -> dict[str, Any]:
     """Returns the metadata of a file with shards: of its process, and of the save."""
-    record = catalog.record
-    about = None if record is None else metadata_in(record, unknown_as_dict=True)
+    about = metadata_in(catalog.record)
     return about if isinstance(about, dict) else {}
 
 

@@ -243,8 +243,10 @@ def reduce_value(value: Any) -> tuple[str, Any]:
     raise TypeError(refusal(value))
 
 
-def metadata_in(record: bytes, *, unknown_as_dict: bool) -> Any:
+def metadata_in(record: bytes | None, *, unknown_as_dict: bool = True) -> Any:
     """Returns the metadata in a record; starts no backends of JAX for the meshes in them."""
+    if record is None:
+        return None
     with without_start():
         return core.record_metadata(record, unknown_as_dict=unknown_as_dict)
 

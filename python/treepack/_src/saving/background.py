@@ -17,7 +17,7 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Generator, Hashable
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from typing import Any, TypeVar
 
 from treepack._src.options import Progress, progress_bar
@@ -319,6 +319,23 @@ def begin(
         if future.give_up(error) and abandon is not None:
             abandon(error)
         raise
+
+
+class OneByOne(Executor):
+    """Does one task after another, each in a thread; a signal handler may submit one as well."""
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> LoggedFuture[T]:
+        """Begins a task as soon as the one before has ended."""
+        work = functools.partial(fn, *args, **kwargs)
+        future = LoggedFuture("a checkpoint in the background", work)
+        begin(self, future)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Waits for all tasks."""
+        del cancel_futures  # all have begun
+        if wait:
+            wait_at(self)
 
 
 def _start(future: LoggedFuture[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Writes checkpoints, claims their directories, copies and removes them.
+"""Writes checkpoints, claims their directories, and copies them.
 
 A checkpoint is a file, or a directory with a manifest.
 """
@@ -8,19 +8,18 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import treepack._core as core
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.options import Progress, Saved, Writing
-from treepack._src.saving.directory import Directory, LocalDirectory, directory_at, warn_of_kept
+from treepack._src.saving.directory import LocalDirectory, directory_at
 from treepack._src.saving.layout import file_layout
 from treepack._src.saving.lease import OwnBusyError
 from treepack._src.saving.sharded import ShardedWrite
 from treepack._src.storage.content import read_all
-from treepack._src.storage.entries import is_local, remove, remove_files
 from treepack._src.storage.place import joined
 from treepack._src.storage.write import copy_file, save_layout
 from treepack._src.tasks import Milestone
@@ -60,18 +59,18 @@ def encoded(
 
 
 @contextlib.contextmanager
-def claimed(path: str) -> Iterator[Directory]:
+def claimed(path: str) -> Iterator[Callable[[], None]]:
     """Holds the lease of a local directory, so that no other job saves to it or removes from it.
 
-    Yields the directory. It waits for other threads of this process, except for one that waits
-    itself: perhaps in a signal handler, for this call.
+    Yields a function that checks the lease. It waits for other threads of this process, except for
+    one that waits itself: perhaps in a signal handler, for this call.
 
     Raises:
       BusyError: If another job holds it.
     """
     directory = directory_at(path)
     if not isinstance(directory, LocalDirectory):  # in a store the owner is unknown
-        yield directory
+        yield directory.check
         return
     waiting = ""  # the lease of a thread that waited at the last look, unless it had released it
     while True:
@@ -84,7 +83,7 @@ def claimed(path: str) -> Iterator[Directory]:
             waiting = error.token if error.thread in Milestone.waiting else ""
         time.sleep(_LOOK_S)
     try:
-        yield directory
+        yield directory.check
     finally:
         directory.release()
 
@@ -118,67 +117,14 @@ def copy_checkpoint(
         directory.release()
 
 
-def remove_checkpoints(
-    checkpoints: Iterable[tuple[str, bool]],
-    *,
-    unfinished: Iterable[str] = (),
-    temporary: Iterable[str] = (),
-) -> None:
-    """Removes checkpoints, in order, and leftovers of killed saves.
-
-    Args:
-      checkpoints: The paths of checkpoints of one store, and whether each is a directory.
-      unfinished: The directories of saves that have not ended. These, and temporary files, are
-        removed as far as possible.
-      temporary: Temporary files, which stay while their writer is alive.
-
-    Raises:
-      OSError: If checkpoints cannot be removed for another reason than permission; of a local
-        directory, the others are removed before.
-
-    Warns:
-      UserWarning: If permission to remove checkpoints is denied.
-    """
-    kept, failed = [], list[OSError]()
-    for path, is_directory in checkpoints:
-        try:
-            if is_directory:
-                remove_files(joined(path, MANIFEST))  # from here on it is no checkpoint
-                remove(path)
-            else:
-                remove_files(path)
-        except PermissionError:
-            kept.append(path)
-        except OSError as error:
-            failed.append(error)
-            if not is_local(path):  # it may not answer: each request takes long
-                break
-    if kept:
-        warn_of_kept(kept)
-    for path in unfinished:
-        _remove_unfinished(path)
-    for path in temporary:
-        _remove_dead(path)
-    if failed:
-        raise failed[0]
-
-
-def _remove_unfinished(path: str) -> None:
+def remove_unfinished(path: str) -> None:
     """Removes the directory of a killed save as far as possible, unless another job saves to it.
 
     In a store, where the state is unknown, it stays.
     """
     directory = directory_at(path)
-    if not isinstance(directory, LocalDirectory):
-        return
-    with contextlib.suppress(BusyError, OSError):
-        directory.claim(secrets.token_hex(4))  # a claim cleans the directory
-        directory.release()
-        Path(path).rmdir()
-
-
-def _remove_dead(path: str) -> None:
-    """Removes a temporary file of the core if its writer is dead and it is local."""
-    if is_local(path):
-        with contextlib.suppress(OSError):
-            core.remove_if_dead(Path(path))
+    if isinstance(directory, LocalDirectory):
+        with contextlib.suppress(BusyError, OSError):
+            directory.claim(secrets.token_hex(4))  # a claim cleans the directory
+            directory.release()
+            Path(path).rmdir()

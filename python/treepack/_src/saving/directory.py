@@ -25,15 +25,15 @@ from typing import Any, NamedTuple
 
 import treepack._core as core
 from treepack._src.checkpoint.shards import MANIFEST, NAME
-from treepack._src.printable import warn
+from treepack._src.printable import utc, warn
 from treepack._src.registry.static import metadata_in
 from treepack._src.saving.lease import FILE as LEASE
-from treepack._src.saving.lease import Lease, OwnBusyError, utc
-from treepack._src.storage.content import open_parts, read_all
-from treepack._src.storage.entries import entries
+from treepack._src.saving.lease import Lease, OwnBusyError
+from treepack._src.storage.content import open_parts
+from treepack._src.storage.entries import entries, versioned
 from treepack._src.storage.naming import name_file, naming
 from treepack._src.storage.place import joined, real, shown
-from treepack._src.storage.store import ABSENT, ConditionError
+from treepack._src.storage.store import ConditionError
 from treepack._src.storage.stores import remote_store, store_of
 from treepack.errors import BusyError, DecodeError
 
@@ -207,6 +207,10 @@ class Directory(abc.ABC):
         self.claimed = None
         _claimed.pop(id(self), None)
 
+    def _manifest(self) -> tuple[bytes | None, Any]:
+        """Returns the content of the manifest, and its version, or that it is absent."""
+        return versioned(self._path, MANIFEST)
+
     def names(self) -> set[str]:
         return {entry.name for entry in entries(self._path)}
 
@@ -279,7 +283,7 @@ class LocalDirectory(Directory):
                 ):
                     raise
                 self._lease, self._is_shared = held[0], True
-            data = self._manifest()
+            data, _ = self._manifest()
             self._before, self._replaced = _hash_of(data), _files_of(data) or set()
         except OSError as error:
             name_file(error, self._path)
@@ -291,17 +295,11 @@ class LocalDirectory(Directory):
 
     def commit(self, manifest: bytes, names: set[str], *, durable: bool) -> None:
         del names
-        now = _hash_of(self._manifest())
+        now = _hash_of(self._manifest()[0])
         if now != self._before and now not in self._overtaken:
             raise BusyError(f"another job saved to {self} at the same time: save again")
         self._lease.commit(self.file(MANIFEST), manifest, durable=durable)
         self._has_committed(_hash_of(manifest))
-
-    def _manifest(self) -> bytes | None:
-        try:
-            return read_all(self.file(MANIFEST))
-        except FileNotFoundError:
-            return None
 
     def clean(self) -> None:
         if not self._lease.is_held:
@@ -309,7 +307,7 @@ class LocalDirectory(Directory):
         kept: list[str] = []
         with contextlib.suppress(Exception):
             names = self.names()  # before the manifest, which a signal handler may replace
-            used = _files_of(self._manifest())
+            used = _files_of(self._manifest()[0])
             if used is None:
                 return
             for name in names - used:
@@ -350,19 +348,11 @@ class RemoteDirectory(Directory):
 
     def _claim(self, name: str) -> None:
         del name
-        version, data = self._manifest()
+        data, version = self._manifest()
         self._before = version, _hash_of(data)
         self._replaced = _files_of(data) or set()
         if data is None and self._is_file():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self))
-
-    def _manifest(self) -> tuple[Any, bytes | None]:
-        """Returns the version of the manifest, or `ABSENT`, and its content."""
-        try:
-            response = self._store.get(self._at(MANIFEST))
-        except FileNotFoundError:
-            return ABSENT, None
-        return response.version, bytes(response.data)
 
     def _is_file(self) -> bool:
         """Returns whether a file has this name; it would be read instead of the directory."""
@@ -382,7 +372,7 @@ class RemoteDirectory(Directory):
         # Does not include files of a job that begins after the commit.
         listed = {name for name in names if _SHARD_FILE.fullmatch(name) and not self._spares(name)}
         if not self._store.has_conditions:
-            now = _hash_of(self._manifest()[1])
+            now = _hash_of(self._manifest()[0])
             if all(now != before for _, before in (self._before, *self._overtaken)):
                 raise self._busy()
         replaced = self._overtaken[-1] if self._overtaken else self._before
@@ -396,7 +386,7 @@ class RemoteDirectory(Directory):
                 pass
             elif isinstance(error, ConditionError):
                 self._name = name
-                version, data = self._manifest()
+                data, version = self._manifest()
                 current = version, _hash_of(data)
                 if current in self._overtaken and current != replaced:
                     self._overtaken.append(current)
@@ -408,20 +398,20 @@ class RemoteDirectory(Directory):
         old = set() if files is None else listed - files
         self._leftovers = {name for name in old if self._is_ours(name)}
         if self._interrupted:
-            version, now = self._manifest()
+            now, version = self._manifest()
             if now == manifest:  # else another job committed
                 self._has_committed((version, _hash_of(now)))
 
     def _is_there(self, manifest: bytes) -> bool:
         """Returns whether a manifest is the current one; false if it cannot be read."""
         with contextlib.suppress(Exception):
-            return self._manifest()[1] == manifest
+            return self._manifest()[0] == manifest
         return False
 
     def _busy(self) -> BusyError:
         writer = ""
         with contextlib.suppress(Exception):  # it may be missing again
-            data = self._manifest()[1]
+            data = self._manifest()[0]
             writer = "" if data is None else core.Manifest.decode(data).writer
         message = f"another job saved to {self} at the same time: save again"
         return BusyError(f"{message}: {writer}" if writer else message)

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import treepack._core as core
+from treepack._src.printable import utc
 from treepack._src.storage.naming import naming
 from treepack._src.storage.stores import store_of
 from treepack._src.tasks import Task, Thread
@@ -397,10 +398,6 @@ def _about(data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return about if isinstance(about, dict) else {}
-
-
-def utc(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
 def _holder(about: dict[str, Any]) -> str:

@@ -23,12 +23,11 @@ from pathlib import Path
 
 from treepack._src.options import Progress
 from treepack._src.printable import warn
+from treepack._src.runs.contents import Summary, is_damage, opened
+from treepack._src.runs.steps import Folder
 from treepack._src.saving.background import LoggedFuture, begin, wait_at
 from treepack._src.saving.checkpoints import copy_checkpoint
-from treepack._src.series.contents import is_damage, opened
-from treepack._src.series.keep import Keep, Summary
-from treepack._src.series.names import Folder
-from treepack._src.series.retention import sweep
+from treepack._src.series.keep import Keep
 from treepack._src.series.writing import (
     Checkpoints,
     Commit,
@@ -36,9 +35,7 @@ from treepack._src.series.writing import (
     has_saved,
     room_for,
 )
-from treepack._src.storage.content import read_all
-from treepack._src.storage.place import joined, real, shown
-from treepack._src.storage.write import write_small
+from treepack._src.storage.place import shown
 from treepack.errors import TreepackError
 
 FILE = "fast.treepack"
@@ -65,12 +62,12 @@ class Fast:
       checkpoints: Its checkpoints.
     """
 
-    def __init__(self, directory: str, durable: Checkpoints, keep: Keep | None):
-        self.checkpoints = Checkpoints(Folder(directory, durable.folder.begin))
+    def __init__(self, folder: Folder, durable: Checkpoints, keep: Keep | None):
+        self.checkpoints = Checkpoints(folder)
         self._durable, self._keep = durable, keep
-        self._place = "copies", real(durable.folder.directory)
+        self._place = "copies", durable.folder.real
         self._copies: list[_Copying] = []
-        self._run: str | None = None  # the random name of the run, once it is known
+        self._run: bytes | None = None  # the random name of the run, once it is known
         self._saved = self._copied = -1  # the last step that was saved here, and that was copied
 
     def __str__(self) -> str:
@@ -122,20 +119,20 @@ class Fast:
         Raises:
           TreepackError: If it belongs to another run, or to one that was removed.
         """
-        durable, fast = (tier.folder.directory for tier in (self._durable, self.checkpoints))
-        there = _name_in(durable) if afresh or self._run is None else self._run
-        run, mine = there or self._run, _name_in(fast)
+        durable, fast = (tier.folder for tier in (self._durable, self.checkpoints))
+        there = durable.read(FILE) if afresh or self._run is None else self._run
+        run, mine = there or self._run, fast.read(FILE)
         if (mine is None and self.checkpoints.steps()) or mine not in (None, run):
             raise TreepackError(
                 f"the fast directory {self} has checkpoints of another run than "
-                f"{shown(durable)}, or of a run that was removed: pass another directory, or "
-                "remove this one if they are not needed"
+                f"{shown(durable.directory)}, or of a run that was removed: pass another "
+                "directory, or remove this one if they are not needed"
             )
         if bind:
-            run = run or secrets.token_hex(16)
-            for directory, name in ((durable, there), (fast, mine)):
+            run = run or secrets.token_hex(16).encode()
+            for folder, name in ((durable, there), (fast, mine)):
                 if name is None:
-                    write_small(joined(directory, FILE), run.encode(), durable=True)
+                    folder.write(FILE, run)
         self._run = run
 
     def steps(self) -> list[int]:
@@ -251,9 +248,9 @@ class Fast:
             if is_damage(error):
                 self.checkpoints.damaged[step] = error.with_traceback(None)
             raise
-        with room_for(self._durable, step, is_directory) as directory:
-            copy_checkpoint(source, target, directory.check, is_directory=is_directory)
-            has_saved(self._durable, summary, self._keep, directory)
+        with room_for(self._durable, step, is_directory) as check:
+            copy_checkpoint(source, target, check, is_directory=is_directory)
+            has_saved(self._durable, summary, self._keep, check)
         self._copied = step
 
     def _intact(self) -> list[Summary]:
@@ -310,7 +307,7 @@ class Fast:
             if step < newest and step in self.checkpoints.damaged and not entry.is_foreign
         ]
         unfinished = [at for at, entry in numbered.items() if at < newest and not entry.is_complete]
-        sweep(listing, map(folder.name, (*bad, *steps)), map(folder.name, unfinished))
+        listing.remove(map(folder.name, (*bad, *steps)), map(folder.name, unfinished))
 
     def _make_room(self) -> None:
         """Makes room for one more checkpoint: drops some, waits for copies, or drops more.
@@ -359,10 +356,3 @@ class Fast:
 def _replaces(one: Summary, other: Summary) -> bool:
     """Returns whether another checkpoint is a copy of one, or comes after it."""
     return (other.step, other.time or 0) >= (one.step, one.time or 0)
-
-
-def _name_in(directory: str) -> str | None:
-    try:
-        return read_all(joined(directory, FILE)).decode("ascii", "replace")
-    except FileNotFoundError:
-        return None

@@ -6,32 +6,18 @@ import dataclasses
 import inspect
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from treepack._src.options import check, check_known
-
-T = TypeVar("T")
+from treepack._src.runs.contents import Summary
+from treepack._src.runs.steps import spaced
 
 # The length of names of metrics in errors.
 _MOST_NAME = 100
 
 Best = tuple[str, int, Literal["min", "max"]]
 """A metric, how many checkpoints stay for it, and whether the least or greatest values are best."""
-
-
-class Summary(NamedTuple):
-    """A checkpoint as the rules see it.
-
-    Attributes:
-      step: Its step.
-      time: When it was saved, in seconds since 1970; `None` if it was not saved by `Series`.
-      metrics: Its metrics.
-    """
-
-    step: int
-    time: float | None
-    metrics: Mapping[str, float]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,23 +123,6 @@ def check_mode(mode: Any, call: str) -> None:
 def quoted(name: str) -> str:
     """Returns the name of a metric as a program writes it."""
     return json.dumps(name, ensure_ascii=False)[:_MOST_NAME]
-
-
-def spaced(items: Iterable[tuple[T, float]], distance: float) -> Iterator[T]:
-    """Yields the first of items, and each that is far enough from the one yielded before.
-
-    Removed and later items do not change the choice among the others. An item before the last one
-    yielded is far enough, too: the clock was set back.
-
-    Args:
-      items: The items with their positions, in order.
-      distance: The least distance.
-    """
-    last = -math.inf
-    for item, position in items:
-        if not 0 <= position - last < distance:
-            last = position
-            yield item
 
 
 def best_steps(

@@ -9,29 +9,25 @@ Objects never change. A version has an anchor, a patch or both, which give the s
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import re
-import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import treepack._core as core
-from treepack._src.options import Opening
+from treepack._src.runs.objects import Objects
 from treepack._src.saving.directory import writer
-from treepack._src.storage.content import read_whole
-from treepack._src.storage.entries import versioned
 from treepack._src.storage.foreign import substitute
-from treepack._src.storage.naming import naming
-from treepack._src.storage.place import joined
-from treepack._src.storage.write import pieces
 from treepack.errors import CorruptionError, NewerVersionError
 
 HEAD = "head.json"
 
-NAME = r"version_(\d{1,18})-[0-9a-f]{16}"
-"""The pattern of the name of a version, with its number."""
+# The pattern of the name of a version.
+_NAME = r"version_\d{1,18}-[0-9a-f]{16}"
+
+OBJECT = rf"{_NAME}\.(?:treepack|patch)"
+"""The pattern of the name of an object."""
 
 _FORMAT = 1
 
@@ -56,11 +52,6 @@ class Version(NamedTuple):
     patch: int | None
     anchor: Anchor | None
 
-    @property
-    def number(self) -> int:
-        """The number that the publisher gave it."""
-        return _number(self.name)
-
 
 class LoadedVersion(NamedTuple):
     """A version in memory: its name and its encoding."""
@@ -78,39 +69,43 @@ class Head(NamedTuple):
     """The head of a directory.
 
     Attributes:
-      directory: The path or URL of the directory.
+      objects: The directory.
       versions: The versions, oldest first.
       data: Its bytes; `None` if nothing was published.
       stored: Its version in the store, or that it is absent, if it was read.
     """
 
-    directory: str
+    objects: Objects
     versions: tuple[Version, ...]
     data: bytes | None
     stored: Any = None
 
     @classmethod
-    def of(cls, directory: str, versions: Sequence[Version]) -> Head:
+    def of(cls, objects: Objects, versions: Sequence[Version]) -> Head:
         header = {"treepack_versions": _FORMAT, "writer": writer()}
         data = json.dumps({**header, "versions": [version._asdict() for version in versions]})
-        return Head(directory, tuple(versions), data.encode())
+        return Head(objects, tuple(versions), data.encode())
 
     @classmethod
-    def read(cls, directory: str) -> Head:
+    def read(cls, objects: Objects) -> Head:
         """Reads the head.
 
         Raises:
           CorruptionError: If it is damaged.
           NewerVersionError: If a newer treepack wrote it.
         """
-        data, version = versioned(directory, HEAD)
-        with naming(joined(directory, HEAD)):
-            return Head(directory, () if data is None else _versions(data), data, version)
+        versions, data, stored = objects.head(_versions)
+        return Head(objects, versions or (), data, stored)
+
+    @property
+    def number(self) -> int:
+        """The number of the newest version; -1 if there is none."""
+        return _number(self.versions[-1].name) if self.versions else -1
 
     @property
     def newest(self) -> str:
         """The newest version as text."""
-        return f"version {self.versions[-1].number}" if self.versions else "no version"
+        return f"version {self.number}" if self.versions else "no version"
 
     def assembled(self, held: LoadedVersion | None, max_size: int | None) -> LoadedVersion:
         """Returns the newest version, assembled from the fewest bytes; there must be one.
@@ -125,24 +120,18 @@ class Head(NamedTuple):
         """
         start, is_anchor = _start(self.versions, held)
         if is_anchor:
-            held = _read_anchor(self.directory, self.versions[start], max_size)
+            anchor = self.versions[start]
+            data = self.objects.read(f"{anchor.name}.treepack", max_size, None, anchor.anchor)
+            held = LoadedVersion(anchor.name, data)
         assert held is not None, "`_start` returns an anchor otherwise"
         content = held.content
         for version in self.versions[start + 1 :]:
-            path = joined(self.directory, f"{version.name}.patch")
-            with naming(path):
-                opening = Opening(mmap=False, base=content, max_size=max_size)
-                content = read_whole(path, opening)
+            content = self.objects.read(f"{version.name}.patch", max_size, content)
         return LoadedVersion(self.versions[-1].name, content)
 
 
 def _number(name: str) -> int:
     return int(name.partition("-")[0].removeprefix("version_"))
-
-
-def sum_of(content: core.Content) -> int:
-    """Returns the CRC-32 of a content."""
-    return functools.reduce(lambda crc, piece: zlib.crc32(piece, crc), pieces(content), 0)
 
 
 def _versions(data: bytes) -> tuple[Version, ...]:
@@ -156,7 +145,7 @@ def _versions(data: bytes) -> tuple[Version, ...]:
             raise
         text = f"it is {substitute(data) or f'not a head of published versions: {error}'}"
         raise CorruptionError(text) from error
-    numbers = [version.number for version in versions]
+    numbers = [_number(version.name) for version in versions]
     is_sorted = all(earlier < later for earlier, later in itertools.pairwise(numbers))
     if not versions or versions[0].anchor is None or not is_sorted:
         raise CorruptionError("the head of published versions is damaged: publish to a new place")
@@ -167,7 +156,7 @@ def _version(fields: dict[str, Any]) -> Version:
     name, patch, anchor = fields["name"], fields["patch"], fields["anchor"]
     sizes = [*([] if patch is None else [patch]), *([] if anchor is None else anchor)]
     # A name leads to a path, so it must not lead elsewhere.
-    is_valid = re.fullmatch(NAME, name) and all(type(size) is int and size >= 0 for size in sizes)
+    is_valid = re.fullmatch(_NAME, name) and all(type(size) is int and size >= 0 for size in sizes)
     if not is_valid or not sizes:
         raise ValueError(f"a version is malformed: {fields!r:.200}")
     return Version(name, patch, None if anchor is None else Anchor(*anchor))
@@ -187,15 +176,3 @@ def _start(versions: Sequence[Version], held: LoadedVersion | None) -> tuple[int
         patches += version.patch
     _, at, is_anchor = min(starts)
     return at, is_anchor
-
-
-def _read_anchor(directory: str, version: Version, max_size: int | None) -> LoadedVersion:
-    path = joined(directory, f"{version.name}.treepack")
-    with naming(path):
-        content = read_whole(path, Opening(mmap=False, max_size=max_size))
-        if version.anchor != (content.nbytes, sum_of(content)):
-            raise CorruptionError(
-                f"the anchor is damaged: expected the size and CRC-32 {version.anchor}, found "
-                f"{content.nbytes} bytes; wait for the next one"
-            )
-    return LoadedVersion(version.name, content)

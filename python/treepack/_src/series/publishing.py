@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import re
 import secrets
 import time
 from typing import Any, Never, Unpack
@@ -25,16 +24,11 @@ from treepack._src.options import (
     takes,
 )
 from treepack._src.printable import warn
-from treepack._src.saving.checkpoints import remove_checkpoints
-from treepack._src.saving.layout import described_layout
-from treepack._src.saving.lease import FILE as LEASE
-from treepack._src.saving.lease import Permit, leased
-from treepack._src.series.names import checked
-from treepack._src.series.published import HEAD, NAME, Anchor, Head, LoadedVersion, Version, sum_of
-from treepack._src.storage.entries import entries, remove_files
-from treepack._src.storage.place import Location, fixed_directory, joined, shown
-from treepack._src.storage.store import ConditionError
-from treepack._src.storage.write import write_content
+from treepack._src.runs.objects import Objects, sum_of
+from treepack._src.runs.steps import checked
+from treepack._src.saving.layout import encodings
+from treepack._src.series.published import HEAD, OBJECT, Anchor, Head, LoadedVersion, Version
+from treepack._src.storage.place import Location
 from treepack._src.tasks import Turns
 from treepack.errors import BusyError, CorruptionError, TreepackError
 
@@ -46,10 +40,6 @@ _PAUSE_S, _MOST_PAUSE_S = 0.01, 1.0
 
 # The number of retries if objects are removed while they are read, since later versions come.
 _ATTEMPTS = 5
-
-_OBJECT = re.compile(rf"{NAME}\.(?:treepack|patch)")
-_OTHERS = "|".join(map(re.escape, (HEAD, LEASE)))
-_TEMPORARY = re.compile(rf"\.(?:{_OBJECT.pattern}|{_OTHERS})\.treepack-.*\.tmp")
 
 
 class Publisher(Hinting):
@@ -99,9 +89,9 @@ class Publisher(Hinting):
         storage_options: StorageOptions = None,
     ):
         check("anchor_every", anchor_every)
-        self._directory = fixed_directory(path, storage_options)
+        self._objects = Objects(path, HEAD, OBJECT, storage_options)
         self._anchor_every, self._durable = anchor_every, durable
-        self._head = Head.read(self._directory)
+        self._head = Head.read(self._objects)
         self._held: LoadedVersion | None = None
         self._has_tidied = False
         self._turns = Turns()
@@ -145,22 +135,19 @@ class Publisher(Hinting):
             self._push(tree, number, static)
 
     def _push(self, tree: Any, number: int, static: Static) -> None:
-        with leased(self._directory, "publisher") as permit:
+        with self._objects.leased("publisher"):
             is_repeated = self._settle(number)
             base = self._base()
             held = None if base is None else base.content
-            layout = described_layout(tree, 64, static=static, index=True, base=held)
-            patch = data = core.Content.lent(layout.to_bytes(threads=None))
-            if held is not None:
-                data, _ = core.join(patch, held, max_size=None, threads=None)
+            patch, data = encodings(tree, static, held)
             if is_repeated and held is not None:
                 if sum_of(data) != sum_of(held):
                     raise TreepackError(f"version {number} was published with another tree")
                 return
             name = f"version_{number}-{secrets.token_hex(8)}"
             versions = self._write(name, None if held is None else patch, data)
-            self._commit(permit, Head.of(self._directory, versions), LoadedVersion(name, data))
-            if not permit.is_held:  # then another publisher tidies
+            self._commit(Head.of(self._objects, versions), LoadedVersion(name, data))
+            if not self._objects.is_leased:  # then another publisher tidies
                 return
             if versions[-1].anchor is not None or not self._has_tidied:
                 self._tidy()
@@ -174,20 +161,20 @@ class Publisher(Hinting):
         Raises:
           BusyError: If another publisher has pushed.
         """
-        current = Head.read(self._directory)
+        current = Head.read(self._objects)
         is_repeated = False
         if self._unknown is not None and current.data == self._unknown[0].data:
             self._head, self._held = self._unknown
-            is_repeated = self._head.versions[-1].number == number
+            is_repeated = self._head.number == number
         self._unknown = None
         if current.data != self._head.data:
             raise self._busy(current)
         self._head = current
-        newest = current.versions[-1].number if current.versions else -1
+        newest = current.number
         if number <= newest and not is_repeated:
             raise TreepackError(
                 f"version {number} is not newer than version {newest}, the newest in "
-                f"{shown(self._directory)}: push a later version, or to another directory"
+                f"{self._objects}: push a later version, or to another directory"
             )
         return is_repeated
 
@@ -207,57 +194,49 @@ class Publisher(Hinting):
         anchor = None
         if patch is None or since + 1 >= self._anchor_every:
             anchor = Anchor(data.nbytes, sum_of(data))
-            write_content(joined(self._directory, f"{name}.treepack"), data, durable=self._durable)
+            self._objects.write(f"{name}.treepack", data, durable=self._durable)
         if patch is not None:
-            write_content(joined(self._directory, f"{name}.patch"), patch, durable=self._durable)
+            self._objects.write(f"{name}.patch", patch, durable=self._durable)
         versions = [*old, Version(name, None if patch is None else patch.nbytes, anchor)]
         anchors = [at for at, version in enumerate(versions) if version.anchor is not None]
         versions = versions[anchors[-_ANCHORS:][0] :]
         return [versions[0]._replace(patch=None), *versions[1:]]
 
-    def _commit(self, permit: Permit, head: Head, held: LoadedVersion) -> None:
+    def _commit(self, head: Head, held: LoadedVersion) -> None:
         """Replaces the head, on the condition that it has not changed."""
         self._unknown = head, held
         try:
-            place = joined(self._directory, HEAD)
-            permit.commit(place, head.data or b"", self._head.stored, durable=self._durable)
+            self._objects.replace_head(head.data or b"", self._head.stored, durable=self._durable)
         except Exception as error:
             current = None
             with contextlib.suppress(Exception):  # the next push looks again
-                current = Head.read(self._directory)
+                current = Head.read(self._objects)
             if current is None or current.data != head.data:
-                if isinstance(error, ConditionError):
+                if isinstance(error, Objects.Changed):
                     raise self._busy(current or self._head) from error
                 raise
         self._unknown, self._head, self._held = None, head, held
 
     def _busy(self, current: Head) -> BusyError:
         return BusyError(
-            f"another publisher has changed {shown(self._directory)}, where {current.newest} is "
+            f"another publisher has changed {self._objects}, where {current.newest} is "
             "the newest now: only one may push; a new Publisher continues after that version"
         )
 
     def _tidy(self) -> None:
         """Removes objects that the head does not name: old ones, and leftovers of failed pushes."""
-        versions, gone, temporary = self._head.versions, [], []
+        versions = self._head.versions
         kept = {f"{version.name}.treepack" for version in versions}
         kept |= {f"{version.name}.patch" for version in versions if version.patch is not None}
         try:
-            for entry in entries(self._directory):
-                path = joined(self._directory, entry.name)
-                if _OBJECT.fullmatch(entry.name):
-                    gone += [] if entry.name in kept else [path]
-                elif _TEMPORARY.fullmatch(entry.name):
-                    temporary.append(path)
-            remove_checkpoints((), temporary=temporary)
-            remove_files(*gone)
+            self._objects.remove_others(kept)
             self._has_tidied = True
         except (OSError, TreepackError) as error:
             newest = self._head.newest
             warn(f"{newest} is published, but older ones could not be removed: {error}")
 
     def __repr__(self) -> str:
-        return f"<treepack.Publisher {shown(self._directory)!r}: {self._head.newest} published>"
+        return f"<treepack.Publisher {str(self._objects)!r}: {self._head.newest} published>"
 
 
 class Subscriber(Hinting):
@@ -290,7 +269,7 @@ class Subscriber(Hinting):
         storage_options: StorageOptions = None,
     ):
         check("max_size", max_size)
-        self._directory, self._max_size = fixed_directory(path, storage_options), max_size
+        self._objects, self._max_size = Objects(path, HEAD, OBJECT, storage_options), max_size
         self._held: LoadedVersion | None = None
 
     @takes(ChoiceOptions)
@@ -310,10 +289,10 @@ class Subscriber(Hinting):
           OSError: If it cannot be read.
         """
         Reading.of(options), Selection.of(options)  # checks them
-        held, head = self._held, Head.read(self._directory)
+        held, head = self._held, Head.read(self._objects)
         if not head.versions:
             raise FileNotFoundError(
-                errno.ENOENT, "no version was published here yet", shown(self._directory)
+                errno.ENOENT, "no version was published here yet", str(self._objects)
             )
         return self._restored(held, head, template, options)
 
@@ -348,8 +327,8 @@ class Subscriber(Hinting):
             newer_than = -1 if held is None else held.number
         end, pause = time.monotonic() + timeout, _PAUSE_S
         while True:
-            held, head = self._held, Head.read(self._directory)
-            if head.versions and head.versions[-1].number > newer_than:
+            held, head = self._held, Head.read(self._objects)
+            if head.versions and head.number > newer_than:
                 return self._restored(held, head, template, options)
             left = end - time.monotonic()
             if left <= 0:
@@ -357,7 +336,7 @@ class Subscriber(Hinting):
                 error = TimeoutError(
                     errno.ETIMEDOUT,
                     f"no version{after} was published in {timeout:g} s",
-                    shown(self._directory),
+                    str(self._objects),
                 )
                 if head.data is None:
                     error.add_note(
@@ -385,10 +364,10 @@ class Subscriber(Hinting):
                     held = head.assembled(held, self._max_size)
                 break
             except FileNotFoundError as error:
-                newer = Head.read(self._directory)  # later versions may have come
+                newer = Head.read(self._objects)  # later versions may have come
                 if not left or newer.data == head.data or not newer.versions:
                     raise CorruptionError(
-                        f"{shown(self._directory)} lacks an object that its head names: {error}"
+                        f"{self._objects} lacks an object that its head names: {error}"
                     ) from error
                 head = newer
         assert held is not None
@@ -405,4 +384,4 @@ class Subscriber(Hinting):
     def __repr__(self) -> str:
         held = self._held
         text = "no version" if held is None else f"version {held.number}"
-        return f"<treepack.Subscriber {shown(self._directory)!r}: {text} received>"
+        return f"<treepack.Subscriber {str(self._objects)!r}: {text} received>"

@@ -20,9 +20,9 @@ from treepack._src.interop import jax as _jax
 from treepack._src.interop.group import Group, Message, text_of
 from treepack._src.options import ChoiceOptions
 from treepack._src.printable import printable, warn
-from treepack._src.series.contents import is_damage, opened
+from treepack._src.runs.contents import is_damage, opened
+from treepack._src.runs.steps import CheckpointEntry
 from treepack._src.series.fast import Fast
-from treepack._src.series.names import CheckpointEntry
 from treepack._src.series.writing import Checkpoints
 from treepack._src.storage.place import shown
 from treepack.errors import CorruptionError, OthersError, TreepackError

@@ -24,19 +24,17 @@ from treepack._src.options import (
     takes,
 )
 from treepack._src.printable import warn
+from treepack._src.runs.contents import describe, opened
+from treepack._src.runs.steps import Folder, checked
 from treepack._src.saving.background import Saving, run, wait_at
-from treepack._src.saving.directory import interrupted
 from treepack._src.saving.linking import Linking
-from treepack._src.series.contents import Contents, opened
 from treepack._src.series.fast import Fast
 from treepack._src.series.intervals import Intervals
 from treepack._src.series.keep import Keep, best_steps, check_mode, quoted
-from treepack._src.series.names import PIN, Folder, checked
 from treepack._src.series.preemption import Preemption
 from treepack._src.series.resuming import Resuming
 from treepack._src.series.writing import Checkpoints, Commit
-from treepack._src.storage.place import Location, fixed_directory, real, shown
-from treepack._src.storage.write import write_small
+from treepack._src.storage.place import Location, shown
 from treepack.errors import TreepackError
 
 T = TypeVar("T")
@@ -111,9 +109,7 @@ class Series(Hinting):
     ):
         check("timeout", timeout)
         linking = _linking(unchanged, full_every, sharded, fast)
-        directory = fixed_directory(
-            path, storage_options
-        )  # the program may go to another directory
+        folder = Folder.of(path, prefix, storage_options)  # the program may go elsewhere
         is_name = os.path.basename(prefix) == prefix  # noqa: PTH119  # a URL is not a path
         if not is_name or prefix[-1:].isdigit():
             raise ValueError(
@@ -128,8 +124,8 @@ class Series(Hinting):
         check("seconds", seconds)
         self.skipped: list[tuple[int, BaseException]] = []
         self.local: Any = None
-        self._checkpoints = durable = Checkpoints(Folder(directory, prefix))
-        self._place = "series", real(directory)
+        self._checkpoints = durable = Checkpoints(folder)
+        self._place = "series", folder.real
         self._keep, self._sharded, self._timeout = keep, sharded, timeout
         self._linking = linking
         if linking is not None:
@@ -137,7 +133,7 @@ class Series(Hinting):
         self._last: Saving | None = None
         self._intervals = Intervals(every, seconds, timeout)
         self._preemption: Preemption | None = None
-        self._fast = None if fast is None else Fast(_checked_fast(fast, directory), durable, keep)
+        self._fast = None if fast is None else Fast(_checked_fast(fast, folder), durable, keep)
         # The checkpoints to which a save goes.
         self._first = durable if self._fast is None else self._fast.checkpoints
 
@@ -228,8 +224,9 @@ class Series(Hinting):
         keep, now = (
             (self._keep, time.time()) if self._fast is None else (None, self._fast.now(step))
         )
-        commit = Commit(self._first, keep, step, now, {} if metrics is None else metrics, local)
-        commit.prepare(state, saved, writing, snapshot=background)
+        summary = describe(saved, step, now, {} if metrics is None else metrics, local)
+        commit = Commit(self._first, keep, saved, summary)
+        commit.prepare(state, writing, snapshot=background)
         commit.then = self._intervals.restart()
         write = commit if self._fast is None else functools.partial(self._fast.save, commit)
         saving = self._last = run(
@@ -239,7 +236,7 @@ class Series(Hinting):
             place=self._place,
             background=background,
             # What this thread has interrupted ends only after this.
-            at_once=bool(interrupted(self._first.folder.directory)),
+            at_once=self._first.folder.is_interrupted,
             abandon=commit.abandon,
         )
         self._exit_if_preempted()
@@ -340,7 +337,7 @@ class Series(Hinting):
           TreepackError: See `metrics`.
           UnregisteredTypeError: If a type in them is not registered.
         """
-        return self._read(step, Contents.metadata)
+        return self._read(step, lambda contents: contents.metadata())
 
     def best(
         self, metric: str | None = None, mode: Literal["min", "max"] | None = None
@@ -370,7 +367,7 @@ class Series(Hinting):
         summaries = []
         for step in self.steps():
             with contextlib.suppress(TreepackError):  # damaged, or removed meanwhile
-                summaries.append(self._read(step, Contents.summary))
+                summaries.append(self._read(step, lambda contents: contents.summary()))
         names = {name for summary in summaries for name in summary.metrics}
         if names and rule[0] not in names:
             raise TreepackError(
@@ -389,7 +386,7 @@ class Series(Hinting):
         """
         self._check_existing(step)
         if _jax.processes()[0] == 0:
-            write_small(self._checkpoints.path(step) + PIN, b"", durable=True)
+            self._checkpoints.folder.pin(self._checkpoints.folder.name(step))
 
     def should_save(self, step: int) -> bool:
         """Returns whether to save a step: by `every` and `seconds`, or before the program ends.
@@ -503,7 +500,7 @@ class Series(Hinting):
                 f"fast= is for one process, and there are {_jax.processes()[1]}: leave it out"
             )
 
-    def _read(self, step: int, read: Callable[[Contents], T], *, is_last: bool = False) -> T:
+    def _read(self, step: int, read: Callable[[Any], T], *, is_last: bool = False) -> T:
         """Calls a function with an existing checkpoint."""
         self._check_existing(step)
         try:
@@ -550,14 +547,14 @@ def _linking(
     return Linking(full_every)
 
 
-def _checked_fast(fast: str | os.PathLike[str], directory: str) -> str:
-    """Returns the absolute path of the fast directory of the series in a directory."""
-    path = fixed_directory(fast)
-    if not Folder(path, "").is_local:
-        raise ValueError(f"fast must be a local directory, not the URL {shown(path)!r}")
-    if real(path) == real(directory):
-        raise ValueError(f"fast must be another directory than path, {shown(directory)!r}")
-    return path
+def _checked_fast(fast: str | os.PathLike[str], folder: Folder) -> Folder:
+    """Returns the fast directory of the series in a folder."""
+    found = Folder.of(fast, folder.begin)
+    if not found.is_local:
+        raise ValueError(f"fast must be a local directory, not the URL {shown(found.directory)!r}")
+    if found.real == folder.real:
+        raise ValueError(f"fast must be another directory than path, {shown(folder.directory)!r}")
+    return found
 
 
 def _near(metric: str, names: Collection[str]) -> str:

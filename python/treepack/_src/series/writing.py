@@ -15,14 +15,10 @@ from typing import Any
 
 from treepack._src.options import Progress, Saved, Writing
 from treepack._src.printable import warn
-from treepack._src.saving.checkpoints import claimed, encoded
-from treepack._src.saving.directory import Directory
-from treepack._src.series.contents import is_damage, metadata_of, numbers, opened, own
-from treepack._src.series.keep import Keep, Summary
-from treepack._src.series.names import CheckpointEntry, Folder
-from treepack._src.series.retention import sweep
-from treepack._src.storage.content import is_special
-from treepack._src.storage.entries import remove
+from treepack._src.runs.contents import Summary, is_damage, opened
+from treepack._src.runs.steps import CheckpointEntry, Folder
+from treepack._src.saving.checkpoints import encoded
+from treepack._src.series.keep import Keep
 from treepack._src.storage.place import shown
 from treepack.errors import InvalidCheckpointError, TreepackError
 
@@ -116,47 +112,21 @@ class Commit:
       step: The step.
     """
 
-    def __init__(
-        self,
-        checkpoints: Checkpoints,
-        keep: Keep | None,
-        step: int,
-        seconds: float,
-        metrics: Any,
-        local: Any,
-    ):
-        """`seconds` is the time of the save."""
-        self._checkpoints, self._keep, self.step = checkpoints, keep, step
-        self._metrics, self._local = metrics, local
-        self._summary = Summary(step, seconds, {})
+    def __init__(self, checkpoints: Checkpoints, keep: Keep | None, saved: Saved, summary: Summary):
+        """Takes the options of the save, with the metadata of `summary`."""
+        self._checkpoints, self._keep, self._saved = checkpoints, keep, saved
+        self._summary, self.step = summary, summary.step
         self._write: Callable[..., None] | None = None
         self._leads = True
-        self._is_sharded = False
+        self._is_sharded = bool(saved.sharded)
         self.abandon: Callable[[BaseException], object] | None = None
         self.then: Callable[[], None] = lambda: None
 
-    def prepare(self, state: Any, saved: Saved, writing: Writing, *, snapshot: bool) -> None:
-        """Encodes a state; with `snapshot`, it may change after this.
-
-        Args:
-          state: The tree.
-          saved: The options of the save, with the metadata of the program.
-          writing: The options of writing.
-          snapshot: Whether the encoding does not depend on the tree any more.
-        """
+    def prepare(self, state: Any, writing: Writing, *, snapshot: bool) -> None:
+        """Encodes a state; with `snapshot`, the encoding does not depend on the tree any more."""
         path = self._checkpoints.path(self.step)
-        saved.step, self._is_sharded = self.step, bool(saved.sharded)
-        if saved.sharded:
-            saved.own, saved.metadata = self._own, metadata_of(self.step, saved.metadata)
-        else:
-            saved.metadata = metadata_of(self.step, saved.metadata, self._own())
-        write = encoded(path, state, saved, writing, snapshot=snapshot)
+        write = encoded(path, state, self._saved, writing, snapshot=snapshot)
         self._write, self.abandon, self._leads = write, write.abandon, write.leads
-
-    def _own(self) -> dict[str, Any]:
-        """Returns the metadata of this process; an error in them is one of the save."""
-        self._summary = self._summary._replace(metrics=numbers(self._metrics))
-        return own(self._summary, self._local)
 
     def __call__(self, progress: Progress) -> None:
         write, self._write = self._write, None
@@ -167,7 +137,7 @@ class Commit:
         with contextlib.ExitStack() as stack:
             try:
                 room = room_for(self._checkpoints, self.step, self._is_sharded)
-                directory = stack.enter_context(room)
+                check = stack.enter_context(room)
             except BaseException as error:
                 if self.abandon is not None:
                     self.abandon(error)
@@ -176,26 +146,26 @@ class Commit:
             if self._is_sharded:
                 write(progress)
             else:
-                write(progress, directory.check)
+                write(progress, check)
             del write  # and the arrays with it
             self.then()
-            has_saved(self._checkpoints, self._summary, self._keep, directory)
+            has_saved(self._checkpoints, self._summary, self._keep, check)
 
 
 @contextlib.contextmanager
-def room_for(checkpoints: Checkpoints, step: int, is_sharded: bool) -> Iterator[Directory]:
+def room_for(checkpoints: Checkpoints, step: int, is_sharded: bool) -> Iterator[Callable[[], None]]:
     """Claims the directory for the save of a step, and removes a damaged checkpoint of it.
 
-    Yields the directory.
+    Yields a function that checks the claim.
 
     Raises:
       BusyError: If another job saves there.
       InvalidCheckpointError: If a later checkpoint is there, which would be resumed instead, or one
         of this step that has another form.
     """
-    with claimed(checkpoints.folder.directory) as directory:
+    folder, path = checkpoints.folder, checkpoints.path(step)
+    with folder.claimed() as check:
         same = check_last(checkpoints, step).get(step)
-        path = checkpoints.path(step)
         if same is not None and same.is_directory != is_sharded:
             if same.is_complete and checkpoints.summary(step) is not None:
                 forms = ["a file", "a directory"]
@@ -209,10 +179,10 @@ def room_for(checkpoints: Checkpoints, step: int, is_sharded: bool) -> Iterator[
                     f"{shown(path)} is a directory with files of another program: move it away, or "
                     "save a later step"
                 )
-            remove(path)
-        elif same is not None and is_special(path):
-            remove(path)  # a save would write into the pipe or device
-        yield directory
+            folder.remove(same.name)
+        elif same is not None and same.is_special:
+            folder.remove(same.name)  # a save would write into the pipe or device
+        yield check
 
 
 def check_last(
@@ -242,7 +212,7 @@ def check_last(
 
 
 def has_saved(
-    checkpoints: Checkpoints, summary: Summary, keep: Keep | None, directory: Directory
+    checkpoints: Checkpoints, summary: Summary, keep: Keep | None, check: Callable[[], None]
 ) -> None:
     """Adds a checkpoint that was committed, and removes those that no rule keeps any more.
 
@@ -270,8 +240,8 @@ def has_saved(
             if step not in checkpoints.damaged or (step < oldest and not numbered[step].is_foreign)
         ]
         unfinished = [step for step in numbered if step < saved and step not in complete]
-        directory.check()
-        sweep(listing, map(folder.name, gone), map(folder.name, unfinished))
+        check()
+        listing.remove(map(folder.name, gone), map(folder.name, unfinished))
         checkpoints.forget(numbered.keys() - gone)
         if keep.best is not None and intact[-1].metrics and keep.is_unseen(intact):
             has = ", ".join(f"{name!r:.100}" for name in sorted(intact[-1].metrics)[:_MOST_NAMES])

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import treepack._core as core
 from treepack._src.storage.place import joined
 from treepack._src.storage.store import ABSENT, Entry, is_hidden
 from treepack._src.storage.stores import store_of
@@ -73,19 +75,6 @@ def exists(path: _Path) -> bool:
     return store.exists(place)
 
 
-def is_missing(path: _Path) -> bool:
-    """Returns whether there is neither a file nor a directory.
-
-    Raises:
-      PermissionError: If there may be a directory, which may not be listed.
-    """
-    if exists(path):
-        return False
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        entries(path)
-    return True
-
-
 def is_directory(path: _Path) -> bool:
     """Returns whether there is a directory."""
     store, place = store_of(path)
@@ -97,6 +86,13 @@ def remove_files(*paths: _Path) -> None:
     places = [store_of(path) for path in paths]
     if places:
         places[0][0].delete([place for _, place in places])
+
+
+def remove_dead(path: str) -> None:
+    """Removes a temporary file of the core if its writer is dead and it is local."""
+    if is_local(path):
+        with contextlib.suppress(OSError):
+            core.remove_if_dead(Path(path))
 
 
 def remove(path: _Path) -> None:

@@ -14,7 +14,7 @@ import contextlib
 import errno
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from treepack._src.api.bytes import dumps, loads
 from treepack._src.checkpoint.boxes import DAMAGE
@@ -23,9 +23,9 @@ from treepack._src.checkpoint.load import unsummed
 from treepack._src.checkpoint.opening import open_regular
 from treepack._src.checkpoint.reader import Reader
 from treepack._src.checkpoint.sharded import ShardedReader
+from treepack._src.options import Saved
 from treepack._src.printable import short_repr
 from treepack._src.registry.static import metadata_in
-from treepack._src.series.keep import Summary
 from treepack._src.storage.naming import naming
 from treepack.errors import (
     CorruptionError,
@@ -57,13 +57,42 @@ def is_damage(error: BaseException) -> bool:
     return isinstance(error, _DAMAGE) or is_unreadable
 
 
-def own(summary: Summary, local: Any) -> dict[str, Any]:
-    """Returns the metadata of one process."""
-    item = {} if local is None else {"local": _encoded(local)}
-    return {"time": summary.time, "metrics": {**summary.metrics}, **item}
+class Summary(NamedTuple):
+    """A checkpoint as the rules see it.
+
+    Attributes:
+      step: Its step.
+      time: When it was saved, in seconds since 1970; `None` if it was not saved by `Series`.
+      metrics: Its metrics.
+    """
+
+    step: int
+    time: float | None
+    metrics: Mapping[str, float]
 
 
-def numbers(metrics: Any) -> dict[str, float]:
+def describe(saved: Saved, step: int, seconds: float, metrics: Any, local: Any) -> Summary:
+    """Adds step, time, metrics and a local item to the metadata of a save.
+
+    Returns:
+      The checkpoint. Its metrics are there once the metadata are encoded: an error in them is one
+      of the save.
+    """
+    summary = Summary(step, seconds, stored := dict[str, float]())
+
+    def own() -> dict[str, Any]:
+        stored.update(_numbers(metrics))
+        item = {} if local is None else {"local": _encoded(local)}
+        return {"time": seconds, "metrics": {**stored}, **item}
+
+    saved.step = step
+    saved.own = own if saved.sharded else None
+    series = {"step": step} if saved.sharded else {"step": step, **own()}
+    saved.metadata = {_KEY: series, "metadata": saved.metadata}
+    return summary
+
+
+def _numbers(metrics: Any) -> dict[str, float]:
     """Returns metrics as they are stored.
 
     Raises:
@@ -98,11 +127,6 @@ def _encoded(local: Any) -> bytes:
         raise
 
 
-def metadata_of(step: int, metadata: Any, own: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Returns the metadata of a checkpoint; with `own`, if it is one file."""
-    return {_KEY: {"step": step, **(own or {})}, "metadata": metadata}
-
-
 class Contents:
     """An open checkpoint of a series.
 
@@ -125,7 +149,7 @@ class Contents:
             processes = reader.processes()
             self._files = {number: partial(reader.file, at) for number, at in processes.items()}
             self._all = [partial(reader.file, at) for at in range(len(reader.manifest.files))]
-        metadata = _metadata(reader)
+        metadata = metadata_in(reader.catalog.record)
         self._is_ours = (
             isinstance(metadata, dict)
             and metadata.keys() == {_KEY, "metadata"}
@@ -166,7 +190,7 @@ class Contents:
         Raises:
           UnregisteredTypeError: If a type in them is not registered.
         """
-        metadata = _metadata(self._reader, unknown_as_dict=False)
+        metadata = metadata_in(self._reader.catalog.record, unknown_as_dict=False)
         return metadata["metadata"] if self._is_ours else metadata
 
     def summary(self) -> Summary:
@@ -215,14 +239,9 @@ class Contents:
             return self._series
         if process not in self._files:
             return {}
-        metadata = _metadata(self._files[process]())
+        metadata = metadata_in(self._files[process]().catalog.record)
         mine = metadata.get("own") if isinstance(metadata, dict) else None
         return mine if isinstance(mine, dict) else {}
-
-
-def _metadata(reader: Reader, *, unknown_as_dict: bool = True) -> Any:
-    record = reader.catalog.record
-    return None if record is None else metadata_in(record, unknown_as_dict=unknown_as_dict)
 
 
 def _item(own: Mapping[str, Any]) -> Any:

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 from treepack._src import formats
 from treepack._src.checkpoint.shards import MANIFEST
-from treepack._src.saving.lease import utc
-from treepack._src.series.contents import is_damage, opened
-from treepack._src.series.names import CheckpointEntry, Folder
+from treepack._src.printable import utc
+from treepack._src.runs.contents import is_damage, opened
+from treepack._src.runs.steps import CheckpointEntry, Folder
 from treepack._src.storage.entries import entries
-from treepack._src.storage.place import fixed_directory, joined
+from treepack._src.storage.place import joined
 from treepack.errors import CorruptionError
 
 # The prefixes of `treepack.Series`, flax's checkpoints and Orbax's managers.
@@ -90,7 +90,7 @@ def run_at(path: str, prefix: str | None = None) -> Run | None:
     Without a prefix of its names, it finds those of the libraries.
     """
     begins = _PREFIXES if prefix is None else (prefix,)
-    folders = {begin: Folder(fixed_directory(path), begin) for begin in begins}
+    folders = {begin: Folder.of(path, begin) for begin in begins}
     # A prefix may name a directory inside; prefixes of libraries do not.
     try:
         names = {entry.name for entry in entries(folders[begins[0]].directory)}

@@ -1,0 +1,1 @@
+"""Directories of checkpoints by steps: their names, metadata and removal."""

@@ -1,0 +1,286 @@
+"""Directories of checkpoints whose names are a prefix and a step."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Self, TypeVar
+
+from treepack._src.checkpoint.shards import MANIFEST
+from treepack._src.options import StorageOptions
+from treepack._src.saving.checkpoints import claimed, remove_unfinished
+from treepack._src.saving.directory import has_other_files, interrupted, is_unfinished, warn_of_kept
+from treepack._src.storage.content import is_special, read_all
+from treepack._src.storage.entries import (
+    entries,
+    is_local,
+    listed,
+    remove,
+    remove_dead,
+    remove_files,
+)
+from treepack._src.storage.place import Location, absolute, fixed_directory, joined, real
+from treepack._src.storage.store import Entry
+from treepack._src.storage.write import write_small
+
+T = TypeVar("T")
+
+# An integer as Python writes it, so that a step has one name; of at most 63 bits.
+_INTEGER = re.compile(r"0|[1-9][0-9]{0,17}")
+
+# A prefix, and such an integer.
+_NUMBERED = re.compile(rf"(.*\D|)({_INTEGER.pattern})", re.DOTALL)
+
+# The suffix of the file that pins a checkpoint, after the checkpoint's name.
+_PIN = ".keep"
+
+# The temporary files of the core.
+_TEMPORARY = re.compile(r"\..*\.treepack-.*\.tmp", re.DOTALL)
+
+
+# Numbers with more digits are not found in names.
+_MOST_NUMBER = 10**18
+
+
+def checked(name: str, number: Any, text: str) -> int:
+    """Returns a step or version as an integer.
+
+    Raises:
+      TypeError: If it is not an integer; the error ends with the text.
+      ValueError: If it is negative or too large.
+    """
+    if not hasattr(number, "__index__"):
+        raise TypeError(f"{name} must be an integer, {text}")
+    integer = operator.index(number)
+    if not 0 <= integer < _MOST_NUMBER:
+        raise ValueError(f"{name} must be an integer from 0 to 10**18 - 1, got {integer}")
+    return integer
+
+
+class Folder:
+    """The checkpoints in a directory whose names begin with a prefix.
+
+    Attributes:
+      directory: The path or URL of the directory.
+      begin: The prefix of the names.
+    """
+
+    def __init__(self, directory: str, prefix: str):
+        inner, self.begin = os.path.split(prefix)
+        self.directory = joined(directory, inner) if inner else directory
+
+    @classmethod
+    def of(cls, location: Location, prefix: str, storage_options: StorageOptions = None) -> Self:
+        """Returns one by a path that the working directory does not change."""
+        return cls(fixed_directory(location, storage_options), prefix)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the directory is one of the system."""
+        return is_local(self.directory)
+
+    @property
+    def real(self) -> str:
+        """The URL of the directory, or its path with links resolved."""
+        return real(self.directory)
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether a signal handler in this thread has interrupted a save there."""
+        return bool(interrupted(self.directory))
+
+    def claimed(self) -> AbstractContextManager[Callable[[], None]]:
+        """Holds the lease of the directory; see `claimed`."""
+        return claimed(self.directory)
+
+    def name(self, step: object) -> str:
+        return f"{self.begin}{step}"
+
+    def path(self, name: str) -> str:
+        return joined(self.directory, name)
+
+    def fixed(self) -> Self:
+        """Returns the same folder, by a path that the working directory does not change."""
+        directory = absolute(self.directory)
+        return self if directory == self.directory else type(self)(directory, self.begin)
+
+    def inside(self, name: str = "") -> list[Entry] | None:
+        """Returns the entries in a checkpoint, or in the directory; `None` if it is a file."""
+        return listed(self.path(name) if name else self.directory)
+
+    def pin(self, name: str) -> None:
+        """Writes the file that pins a checkpoint."""
+        self.write(name + _PIN, b"")
+
+    def write(self, name: str, data: bytes) -> None:
+        """Writes a small file."""
+        write_small(self.path(name), data, durable=True)
+
+    def read(self, name: str) -> bytes | None:
+        """Reads a small file; `None` if it is missing."""
+        try:
+            return read_all(self.path(name))
+        except FileNotFoundError:
+            return None
+
+    def remove(self, name: str) -> None:
+        """Removes a checkpoint, whatever it is."""
+        remove(self.path(name))
+
+    def step(self, name: str) -> int | None:
+        """Returns the step in a name that is the prefix and an integer; `None` for other names."""
+        text = name.removeprefix(self.begin)
+        is_step = name.startswith(self.begin) and _INTEGER.fullmatch(text)
+        return int(text) if is_step else None
+
+    def listing(self) -> Listing:
+        return Listing(self, entries(self.directory, hidden=self.begin.startswith(".")))
+
+    def numbered(self) -> dict[int, CheckpointEntry]:
+        """Returns the numbered entries of a new listing."""
+        return self.listing().numbered()
+
+
+class CheckpointEntry:
+    """An entry that is, or will be, a checkpoint; a directory is listed on first use.
+
+    Attributes:
+      name: Its name.
+      is_directory: Whether it is a directory.
+    """
+
+    def __init__(self, folder: Folder, entry: Entry):
+        self.name, self.is_directory = entry.name, entry.is_directory
+        self._folder = folder
+        self._inside: list[Entry] | None = None
+
+    def inside(self) -> list[Entry] | None:
+        """Returns the entries in it, or `None` if it is a file."""
+        if self.is_directory and self._inside is None:
+            self._inside = entries(self._folder.path(self.name))
+        return self._inside
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether its save has ended."""
+        inside = self.inside()
+        return inside is None or not is_unfinished(entry.name for entry in inside)
+
+    @property
+    def is_special(self) -> bool:
+        """Whether it is a pipe, a device or the like."""
+        return is_special(self._folder.path(self.name))
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it is a directory with files of other programs."""
+        inside = self.inside()
+        return inside is not None and has_other_files(entry.name for entry in inside)
+
+
+class Listing:
+    """The content of the directory of a series at one time.
+
+    Attributes:
+      folder: The series.
+      entries: All of it.
+    """
+
+    def __init__(self, folder: Folder, entries: list[Entry]):
+        self.folder, self.entries = folder, entries
+
+    def begun(self) -> list[CheckpointEntry]:
+        """Returns the entries whose names begin with the prefix."""
+        begin = self.folder.begin
+        return [
+            CheckpointEntry(self.folder, entry)
+            for entry in self.entries
+            if entry.name.startswith(begin) and not _TEMPORARY.fullmatch(entry.name)
+        ]
+
+    def numbered(self) -> dict[int, CheckpointEntry]:
+        """Returns the entries that are named by the prefix and an integer, by step, in order.
+
+        Entries with other names, such as `step_7.bak` or `step_007`, are not of the series. Where
+        a store has a file and a directory of one name, the file is the one that is read.
+        """
+        numbered: dict[int, CheckpointEntry] = {}
+        for entry in sorted(self.begun(), key=lambda entry: entry.is_directory):
+            if (step := self.folder.step(entry.name)) is not None:
+                numbered.setdefault(step, entry)
+        return dict(sorted(numbered.items()))
+
+    def pinned(self) -> set[int]:
+        """Returns the steps that are pinned by files."""
+        names = (entry.name for entry in self.entries if entry.name.endswith(_PIN))
+        steps = {self.folder.step(name.removesuffix(_PIN)) for name in names}
+        return {step for step in steps if step is not None}
+
+    def others(self) -> dict[str, str]:
+        """Returns the names of the last steps of other prefixes, by prefix."""
+        matches = filter(None, (_NUMBERED.fullmatch(entry.name) for entry in self.entries))
+        return {
+            match[1]: match[0]
+            for match in sorted(matches, key=lambda match: (match[1], int(match[2])))
+            if match[1] != self.folder.begin
+        }
+
+    def remove(self, gone: Iterable[str], unfinished: Iterable[str]) -> None:
+        """Removes checkpoints, in order, and leftovers of killed saves as far as possible.
+
+        Args:
+          gone: The names of the checkpoints.
+          unfinished: The names of directories of saves that have not ended.
+
+        Raises:
+          OSError: If checkpoints cannot be removed for another reason than permission; of a local
+            directory, the others are removed before.
+
+        Warns:
+          UserWarning: If permission to remove checkpoints is denied.
+        """
+        path_of, kept, failed = self.folder.path, [], list[OSError]()
+        directories = {entry.name for entry in self.entries if entry.is_directory}
+        for path, is_directory in ((path_of(name), name in directories) for name in gone):
+            try:
+                if is_directory:
+                    remove_files(joined(path, MANIFEST))  # from here on it is no checkpoint
+                    remove(path)
+                else:
+                    remove_files(path)
+            except PermissionError:
+                kept.append(path)
+            except OSError as error:
+                failed.append(error)
+                if not self.folder.is_local:  # it may not answer: each request takes long
+                    break
+        if kept:
+            warn_of_kept(kept)
+        for name in unfinished:
+            remove_unfinished(path_of(name))
+        for name in (entry.name for entry in self.entries):
+            if name.startswith(f".{self.folder.begin}") and _TEMPORARY.fullmatch(name):
+                remove_dead(path_of(name))
+        if failed:
+            raise failed[0]
+
+
+def spaced(items: Iterable[tuple[T, float]], distance: float) -> Iterator[T]:
+    """Yields the first of items, and each that is far enough from the one yielded before.
+
+    Removed and later items do not change the choice among the others. An item before the last one
+    yielded is far enough, too: the clock was set back.
+
+    Args:
+      items: The items with their positions, in order.
+      distance: The least distance.
+    """
+    last = -math.inf
+    for item, position in items:
+        if not 0 <= position - last < distance:
+            last = position
+            yield item
