@@ -1,4 +1,4 @@
-"""All that is known of a format is in its folder, which can be taken out."""
+"""Formats and features can be taken out: their folder, and a few lines elsewhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 import pytest
 
@@ -68,13 +71,81 @@ def test_a_format_may_be_small() -> None:
     assert sum(len(path.read_text().splitlines()) for path in files) <= 120
 
 
-def copied(to: Path, *without: str) -> dict[str, str]:
-    """Copies the package without some folders; returns the environment of programs that use it."""
+class Feature(NamedTuple):
+    """A feature that can be taken out.
+
+    Attributes:
+      paths: Its modules and folders.
+      lines: The lines elsewhere, by module, and those in their place.
+      words: The forms, verbs and sources of the promises that need it.
+    """
+
+    paths: tuple[str, ...]
+    lines: Mapping[str, Mapping[str, str]] = MappingProxyType({})
+    words: str = ""
+
+
+_PUBLIC = "__init__.py"
+_STORES = "_src/storage/stores.py"
+_OPENED = "    return objects.opened(url) or filesystems.opened(url)\n"
+_OPENED_ALONE = (
+    "    if found := objects.opened(url):\n        return found\n    raise ValueError(url)\n"
+)
+FEATURES = {
+    "_cli": Feature(("_cli", "__main__.py")),
+    "orbax": Feature(("orbax.py", "orbax_v1.py")),
+    "orbax_v1": Feature(("orbax_v1.py",)),
+    "checkpoints": Feature(
+        ("checkpoints",),
+        {
+            _PUBLIC: {
+                "from treepack import checkpoints, errors": "from treepack import errors",
+                '    "checkpoints",\n': "",
+                "in (serialization, checkpoints)": "in (serialization,)",
+            }
+        },
+    ),
+    "series": Feature(
+        ("_src/series",),
+        {
+            _PUBLIC: {
+                "from treepack._src.series import Keep, Publisher, Series, Subscriber\n": "",
+                **{
+                    f'    "{name}",\n': "" for name in ("Keep", "Publisher", "Series", "Subscriber")
+                },
+            }
+        },
+        "step or version or Series or Subscriber",
+    ),
+    "obstore": Feature(
+        ("_src/storage/objects.py",),
+        {_STORES: {"filesystems, objects": "filesystems", "objects.opened(url) or ": ""}},
+    ),
+    "fsspec": Feature(
+        ("_src/storage/filesystems.py",),
+        {_STORES: {"filesystems, objects": "objects", _OPENED: _OPENED_ALONE}},
+        "memory",
+    ),
+}
+
+
+def copied(to: Path, *without: str, feature: Feature | None = None) -> dict[str, str]:
+    """Copies the package without some folders of formats, or without a feature.
+
+    Returns the environment of programs that use the copy.
+    """
     made = shutil.copytree(
         PACKAGE, to / "treepack", ignore=shutil.ignore_patterns("__pycache__", "*.pyi")
     )
-    for name in without:
-        shutil.rmtree(made / "_src" / "formats" / name)
+    taken = [f"_src/formats/{name}" for name in without]
+    for name in taken if feature is None else feature.paths:
+        shutil.rmtree(made / name) if (made / name).is_dir() else (made / name).unlink()
+    for name, lines in {} if feature is None else feature.lines.items():
+        text = (made / name).read_text()
+        for old, new in lines.items():
+            assert text.count(old) == 1, old
+            text = text.replace(old, new)
+        (made / name).write_text(text)
     return {**os.environ, "PYTHONPATH": str(to)}
 
 
@@ -133,20 +204,61 @@ def naming(folder: str, files: list[Path]) -> list[str]:
     ]
 
 
-@pytest.mark.campaign
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_all_else_works_without_one(folder: str, tmp_path: Path) -> None:
-    """Runs the promises of other forms, and tests of flax's format and of commands."""
-    files = [TESTS / "dropin" / "test_semantics_wire.py", TESTS / "cli" / "test_inspecting.py"]
+def passes(env: dict[str, str], *args: object) -> None:
+    """Checks that tests pass with a copy of the package."""
     found = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
-            *(str(TESTS / "promises"), *map(str, files), *naming(folder, files)),
-            *("-k", f"not ({WORDS.get(folder, folder)})"),
-        ],
-        env=copied(tmp_path, folder),
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, args)],
+        env=env,
         cwd=TESTS.parent,
         capture_output=True,
         text=True,
     )
     assert found.returncode == 0, found.stdout[-5000:]
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_all_else_works_without_one(folder: str, tmp_path: Path) -> None:
+    """Runs the promises of other forms, and tests of flax's format and of commands."""
+    files = [TESTS / "dropin" / "test_semantics_wire.py", TESTS / "cli" / "test_inspecting.py"]
+    words = ("-k", f"not ({WORDS.get(folder, folder)})")
+    passes(copied(tmp_path, folder), TESTS / "promises", *files, *naming(folder, files), *words)
+
+
+USES_ALL = """
+import importlib, pkgutil, numpy as np, treepack
+for module in pkgutil.walk_packages(treepack.__path__, "treepack."):
+    if module.name not in ("treepack.orbax", "treepack.orbax_v1", "treepack.__main__"):
+        importlib.import_module(module.name)
+assert all(hasattr(treepack, name) for name in treepack.__all__)
+treepack.save("model.treepack", {"w": np.ones(3)})
+assert treepack.load("model.treepack")["w"].sum() == 3
+"""
+
+
+@pytest.mark.all_cases
+@pytest.mark.parametrize("name", FEATURES)
+def test_a_feature_takes_five_lines_elsewhere(name: str, tmp_path: Path) -> None:
+    lines = [line for lines in FEATURES[name].lines.values() for line in lines]
+    assert len(lines) <= 5
+    assert all(line.count("\n") <= 1 for line in lines)
+    env = copied(tmp_path, feature=FEATURES[name])
+    found = subprocess.run([sys.executable, "-c", USES_ALL], env=env, cwd=tmp_path)
+    assert found.returncode == 0
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("name", FEATURES)
+def test_all_else_works_without_a_feature(name: str, tmp_path: Path) -> None:
+    """Runs the promises without it, or without commands tests of patches and selections."""
+    files = [TESTS / "dropin" / "test_semantics_wire.py"]
+    if name == "_cli":
+        files += [TESTS / "saving" / "test_base.py", TESTS / "checkpoint" / "test_selection.py"]
+    else:
+        files += [TESTS / "promises", TESTS / "cli" / "test_inspecting.py"]
+    words = FEATURES[name].words
+    passes(
+        copied(tmp_path, feature=FEATURES[name]),
+        *files,
+        *(["-k", f"not ({words})"] if words else []),
+    )
