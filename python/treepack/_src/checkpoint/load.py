@@ -23,7 +23,7 @@ from treepack._src.printable import printable, warn
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.pytree.state_dict import leaf_paths, leaves_of
 from treepack._src.registry.code import check_is_tree
-from treepack._src.restore.compare import NOTHING, signature
+from treepack._src.restore.compare import signature
 from treepack._src.restore.record import assembled, rebuilt
 from treepack._src.restore.report import ABSENT, Coverage
 from treepack._src.restore.template import restore_encoded, restore_part
@@ -31,8 +31,6 @@ from treepack.errors import (
     CorruptionError,
     DecodeError,
     HoleError,
-    Mismatch,
-    MismatchError,
     NewerVersionError,
     TreepackError,
     UnsummedError,
@@ -76,13 +74,11 @@ def load_part(
     )
     if isinstance(place.reader, MappedReader):
         unused = place.reader.unexpected()
-        if unused and selection.unexpected == "error":
-            raise MismatchError(
-                "no rule of the mapping takes these leaves of the file, and others are in their "
-                f"place: {listed(unused)} left",
-                [Mismatch(path, NOTHING, "a leaf") for path in unused],
-            )
-        partial.unused(unused)
+        refusal = (
+            "no rule of the mapping takes these leaves of the file, and others are in their "
+            f"place: {listed(unused)} left"
+        )
+        partial.unused(unused, refusal if selection.unexpected == "error" else None)
         partial.lacks, partial.names = place.reader.lacks(), place.reader.plan.same
     partial.skipped.update(choice.corrupt, choice.mismatched)
     convert = converter(reading, may_change=place.reader.may_change, group=group)

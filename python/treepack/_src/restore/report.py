@@ -122,8 +122,14 @@ class Coverage:
             self._note(self._unexpected, itertools.chain([first], leaves))
         return first is not None
 
-    def unused(self, paths: Iterable[str]) -> None:
-        """Records leaves of the file in whose place a mapping puts others."""
+    def unused(self, paths: Collection[str], refusal: str | None) -> None:
+        """Records leaves of the file in whose place a mapping puts others.
+
+        Raises:
+          MismatchError: If there are any, with the text `refusal`, unless it is `None`.
+        """
+        if paths and refusal is not None:
+            raise MismatchError(refusal, [Mismatch(path, NOTHING, "a leaf") for path in paths])
         self._note(self._unexpected, paths)
 
     def left(self, paths: Iterable[str]) -> None:

@@ -19,7 +19,7 @@ from treepack._src.checkpoint.sharded import unless_replaced
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.group import Group, Message, text_of
 from treepack._src.options import ChoiceOptions
-from treepack._src.printable import printable, warn
+from treepack._src.printable import warn
 from treepack._src.runs.contents import is_damage, opened
 from treepack._src.runs.steps import CheckpointEntry
 from treepack._src.series.fast import Fast
@@ -118,7 +118,7 @@ class Resuming:
                 if is_checkpoint(folder.path(name)):
                     warn(
                         f"{directory} has no checkpoint of the prefix {folder.begin!r}, but "
-                        f"{printable(name)!r}: pass prefix={prefix!r:.100} to Series, or load it"
+                        f"{name!r}: pass prefix={prefix!r:.100} to Series, or load it"
                     )
 
     def _search(self, attempt: Callable[[int, Checkpoints, bool], Loaded]) -> Loaded | None:
