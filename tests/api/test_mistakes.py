@@ -277,6 +277,49 @@ OPTIONS: list[Row] = [
     ("load('wide', arrays='jax')", "arrays='numpy'", ["load('wide', arrays='numpy')"]),
     ("load('model', TREE, stict=False)", r"load\(\) got .*'stict': is it 'strict'\?", [
         "load('model', TREE, strict=False)"]),
+    ("load('model', dtype=np)", "float dtype such as bfloat16, got <module 'numpy'", [
+        "load('model', dtype=np.float16)"]),
+    ("save('x', TREE, compress=True, level=6.0)", "level must be an integer from 0 to 9, got 6.0", [
+        "save('x', TREE, compress=True, level=6)"]),
+    ("dumps(TREE, background=True)", "'background'; it has tree, metadata, ", ["dumps(TREE)"]),
+    ("verify('model', expect='0')", "treepack.load and `treepack verify` have it", [
+        "load('model', expect=treepack.digest('model'))",
+        "run('verify', 'model', '--expect', treepack.digest('model'))"]),
+    ("save('x', TREE, background=True).join()", r"no attribute 'join': use result\(\)", [
+        "save('x', TREE, background=True).result()"]),
+    ("save('x', TREE, background=True).result('1s')",
+        "timeout must be a number of seconds or Non", [
+        "save('x', TREE, background=True).result(60)"]),
+    ("treepack.loads(open_binary('model'))",
+        r"pass the result of its read\(\), or .*treepack.load", [
+        "treepack.loads(open_binary('model').read())", "load(open_binary('model'))"]),
+    ("treepack.loads(['model'])", "item 0: .* got the path 'model': use treepack.load", [
+        "load('model')"]),
+    ("treepack.load_exported('model')",
+        "not written by save_exported: .*treepack.load reads", [
+        "load('model')"]),
+    ("treepack.Series('run5').save(jnp.arange(2), TREE)",
+        r"step must be an integer, got Array\(\[0,", [
+        "treepack.Series('run5').save(5, TREE)"]),
+    ("treepack.Series('run5').save(step=6, tree=TREE)", "'tree': pass it as state=$", [
+        "treepack.Series('run5').save(step=6, state=TREE)"]),
+    ("treepack.Series('run').resume(TREE, TREE)",
+        r"call it as resume\(template\), and name the re", [
+        "treepack.Series('run').resume(TREE)"]),
+    ("treepack.Subscriber('policy', max_size=9).latest()",
+        r"larger than max_size=9 .* of \d+ or mo", [
+        "treepack.Subscriber('policy', max_size=999).latest()"]),
+    ("treepack.Subscriber('empty').latest()", r"push one by a Publisher of this directory, or", [
+        "treepack.Publisher('empty').push(TREE, version=1)",
+        "treepack.Subscriber('empty').latest()"]),
+    ("run('convert', 'a.safetensors', 'x', '--map', 'v:w')", "no file 'v'; a rule is NEW=OLD", [
+        "run('convert', 'a.safetensors', 'x', '--map', 'v=w')"]),
+    ("checkpoints.save_checkpoint('series3', TREE, 1, gda_manager=1)",
+        "leave it out: save_check", [
+        "checkpoints.save_checkpoint_multiprocess('series3', TREE, 1)"]),
+    ("checkpoints.save_checkpoint('series4', TREE, 1, async_manager=True)",
+        r"AsyncManager\(\), got", [
+        "checkpoints.save_checkpoint('series4', TREE, 1, async_manager=None)"]),
     ("load('model', templates=TREE)", "'templates'; it has path, target, ", [
         "load('model', target=TREE)"]),
     ("file.load(selct='params')", r"'selct': is it 'select'\?", ["file.load(select='params')"]),
@@ -286,7 +329,8 @@ OPTIONS: list[Row] = [
         "save('x', TREE, compress='numbers')"]),
     ("save('x', TREE, compress=True, level=10)", "level must be from 0 to 9, got 10", [
         "save('x', TREE, compress=True, level=9)"]),
-    ("save('x', TREE, compress=True, level='best')", "level must be from 0 to 9, got 'best'", [
+    ("save('x', TREE, compress=True, level='best')",
+        "level must be an integer from 0 to 9, got 'best'", [
         "save('x', TREE, compress=True, level=9)"]),
     ("save('x', TREE, level=3)", "pass compress=True", ["save('x', TREE, level=3, compress=True)"]),
     ("save('x', TREE, align=3)", "align must be a power of two from 1 to 64, got 3", [
@@ -318,6 +362,31 @@ OPTIONS: list[Row] = [
 ]  # fmt: skip
 
 PARTS: list[Row] = [
+    ("load('model', select={'params': True})",
+        "at step: .* no bool for it: add one, such as F", [
+        "load('model', select={'params': True, 'step': False})"]),
+    ("load('model', abstract(), sharding={'params': {'w': None}, 'step': None})",
+        "at params/b: the tree of shardings has no entry .*: add one for it, or for a container ", [
+            "load('model', abstract(), sharding={'params': None, 'step': None})"]),
+    ("load('model', select='params/b', sharding=lambda path, it: P())",
+        r"wrap it, as NamedSharding", [
+        "load('model', select='params/b', sharding=lambda path, it: NamedSharding(mesh, P()))"]),
+    ("load('model', select='params/b', sharding=NamedSharding(mesh, P(None, 'tp')))",
+        "its spec has 2 dimensions, the array 1; pass a function of path and shape as sharding=", [
+            "load('model', select='params/b', sharding=lambda path, _: NamedSharding(mesh, P()))"]),
+    ("load('model', mapping={'params/w': 'v'})",
+        r"matches nothing in the file; keys are paths of the tree: is it \{'v': 'params/w'\}\?", [
+            "load('model', mapping={'v': 'params/w'})"]),
+    ("load('model', mapping={'params/w': ('v', 'a b -> b a')})",
+        r"keys are paths of the tree: is it .*, with the axes of both sides exchanged\?", [
+            "load('model', mapping={'v': ('params/w', 'b a -> a b')})"]),
+    ("treepack.Mapping(v='params/w')", r"call it as Mapping\(rules\)", [
+        "treepack.Mapping({'v': 'params/w'})"]),
+    ("treepack.Mapping({'v': 'step'}).check('model', TREE)", r"as in check\(target, source\)", [
+        "treepack.Mapping({'step': 'step'}).check(TREE, 'model')"]),
+    ("load('model', {**TREE, 'params': collections.OrderedDict(TREE['params'])}, strict='exact')",
+        "expected a container of the type collections.OrderedDict, found dict.*Pass strict=True", [
+            "load('model', {**TREE, 'params': collections.OrderedDict(TREE['params'])})"]),
     ("file['w']", "'model': .* w: is it 'params/w'", ["file['params/w']"]),
     ("file['/params/w']", "at /params/w: is it 'params/w'", ["file['params/w']"]),
     ("file['params.w']", "at params.w: is it 'params/w'", ["file['params/w']"]),
@@ -487,6 +556,11 @@ def with_w(shape: tuple[int, ...], dtype: Any = np.float32) -> Any:
     return {**TREE, "params": {**TREE["params"], "w": np.zeros(shape, dtype)}}  # type: ignore[dict-item]
 
 
+def abstract() -> Any:
+    """Returns a template of JAX arrays."""
+    return jax.eval_shape(lambda: jax.tree.map(jnp.asarray, TREE))
+
+
 def half(value: Any) -> Any:
     """A function that is not registered."""
     return value / 2
@@ -526,7 +600,7 @@ def names(folder: None) -> dict[str, Any]:
         **{it.__name__: it for it in (*modules, types, jax, treepack)},
         **{it.__name__: it for it in (*verbs, treepack.loads, treepack.dumps)},
         **{it.__name__: it for it in (Color, Config, Pair, Thing, NamedSharding)},
-        **{it.__name__: it for it in (with_w, closed, salvage, half, partial)},
+        **{it.__name__: it for it in (with_w, abstract, closed, salvage, half, partial)},
         **{
             "np": np,
             "jnp": jnp,
@@ -543,6 +617,7 @@ def names(folder: None) -> dict[str, Any]:
         "nnx": nnx,
         "mesh": Mesh(np.array(jax.devices()[:2]), ("tp",)),
         "bytes_of": lambda name: pathlib.Path(name).read_bytes(),
+        "open_binary": lambda name: io.BytesIO(pathlib.Path(name).read_bytes()),
     }
 
 

@@ -271,7 +271,7 @@ def test_frames_are_loaded():
     for received in (frames, [bytes(frame) for frame in frames]):
         for loaded in (treepack.loads(received), treepack.loads(received, tree)):
             np.testing.assert_equal(loaded, tree)
-    with pytest.raises(TypeError, match=r"item 1: .* int found"):
+    with pytest.raises(TypeError, match=r"item 1: .* got int"):
         treepack.loads([frames[0], 1])
 
 

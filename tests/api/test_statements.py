@@ -78,3 +78,28 @@ def test_convert_takes_a_base_for_patches_alone(
     treepack.save("patch", {**TREE, "b": {"c": 2}}, base="base")
     call("convert", "patch", "out", "--base", "base")
     assert treepack.load("out")["b"] == {"c": 2}
+
+
+def test_values_of_static_without_a_place(tmp_path: Path) -> None:
+    def half(value: float) -> float:
+        return value / 2
+
+    tree = {"model": {"f": half, "w": np.ones(2)}, "step": 3}
+    treepack.save(tmp_path / "a", tree)
+    data = treepack.dumps(tree)
+    given = {"model/f": half}
+    for static in (given, tree, {**given, "step": 5}, {"model": {"f": half}}):
+        with warnings.catch_warnings(action="error"):
+            assert treepack.load(tmp_path / "a", static=static)["model"]["f"] is half
+    with treepack.open(tmp_path / "a") as file:
+        for load in (
+            lambda static: treepack.load(tmp_path / "a", static=static),
+            lambda static: treepack.load(tmp_path / "a", static=static, exclude=None),
+            lambda static: treepack.loads(data, static=static),
+            lambda static: treepack.abstract(data, static=static),
+            lambda static: file.load(static=static),
+        ):
+            with pytest.warns(UserWarning, match="static= has values for model/g, tx, where"):
+                load({**given, "model/g": half, "tx": 1})
+        with warnings.catch_warnings(action="error"):  # a program may pass all for each part
+            file.load(select="step", static=given)

@@ -150,7 +150,7 @@ def leaf(*shape: int) -> np.ndarray:
         (
             {"t": ("w", "(h d) m -> h d m")},
             None,
-            "t: the size of d is unknown: pass a template, or",
+            "t: the size of d is unknown: pass it as a keyword, as in treepack.Mapping",
         ),
         (
             {"t": ("w", "(h d) m -> h d m")},

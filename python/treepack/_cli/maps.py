@@ -53,10 +53,11 @@ def _named(given: str) -> Any:
     path, _, name = given.rpartition(":")
     if not path or not name.isidentifier():
         raise ValueError(
-            f"--map takes a Python file and a name in it, as llama.py:llama, got {given!r}"
+            "--map takes a Python file and a name in it, as llama.py:llama, or a rule, as NEW=OLD, "
+            f"got {given!r}"
         )
     if not Path(path).is_file():
-        raise FileNotFoundError(f"--map: there is no file {path!r}")
+        raise FileNotFoundError(f"--map: there is no file {path!r}; a rule is NEW=OLD")
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     if spec is None or spec.loader is None:
         raise ValueError(f"--map: {path!r} is not a Python file: its name ends with .py")
@@ -70,7 +71,7 @@ def _named(given: str) -> Any:
         raise ValueError(f"--map: {path} has no {name}: {hint}")
     if not isinstance(names[name], (treepack.Mapping, dict)):
         raise ValueError(
-            f"--map takes a treepack.Mapping or a dict of rules; {name} of {path} is a "
+            f"--map takes a treepack.Mapping or a dict of rules; {name} of {path} is of the type "
             f"{type(names[name]).__name__}"
         )
     return names[name]

@@ -53,6 +53,13 @@ _OPTIONS = [
         "metrics",
         'pass it in metrics=, such as metrics={"loss": loss}',
     ),
+    _Option("expect digest", "source", "treepack.load and `treepack verify` have it"),
+    _Option(
+        "gda_manager",
+        "keep_every_n_steps",
+        "leave it out: save_checkpoint_multiprocess saves arrays of several processes",
+    ),
+    _Option("tree target params pytree", "metrics", "pass it as state="),
     _Option("step", "template", "load that step, as by treepack.load(run.path(step), template)"),
     _Option("mode", "salvage", "leave it out: open reads, and treepack.save writes"),
     _Option("format", "on_corrupt", "leave it out: the content tells the format"),
@@ -120,6 +127,9 @@ def advise(verb: Callable[..., Any], error: TypeError, options: Iterable[str]) -
     ]
     named = [each.name for each in parameters.values() if each.kind is each.KEYWORD_ONLY]
     rest = f", and name the rest, as in {named[0]}=" if "were given" in str(error) and named else ""
+    by_place = (it for it in parameters.values() if it.kind is it.POSITIONAL_OR_KEYWORD)
+    if rest and not needed:  # all are optional
+        needed = [it.name for it in by_place if it.name != "self"]
     raise TypeError(f"{error}: call it as {_name_of(verb)}({', '.join(needed)}){rest}") from None
 
 
@@ -211,8 +221,19 @@ _SUBSCRIBER = by_name(
         "close": "leave it out: it holds no connection",
     }
 )
+_SAVING = by_name(
+    {
+        "join get value finish wait_until_finished block_until_ready": "use result(), which waits",
+        "is_done ready finished": "use done()",
+    }
+)
 # Names of Orbax's CheckpointManager and of other queues, and what replaces them, by our classes.
-_OF_CLASSES = {"Series": _SERIES, "Publisher": _PUBLISHER, "Subscriber": _SUBSCRIBER}
+_OF_CLASSES = {
+    "Series": _SERIES,
+    "Publisher": _PUBLISHER,
+    "Subscriber": _SUBSCRIBER,
+    "Saving": _SAVING,
+}
 
 MODULE = by_name(
     {

@@ -95,8 +95,10 @@ Static = Literal["skip-code", "skip", "error"]
 """Whether static data that cannot be stored are left out (only code, or all), or are an error."""
 
 Replicas = Literal["read", "broadcast"]
-Cast = bool | Literal["overflow"]
 """Whether each process reads the shards that several need, or one reads and sends them."""
+
+Cast = bool | Literal["overflow"]
+"""Whether floats are cast to the dtypes of a template, also those that overflow there."""
 
 TIMEOUT_S = 3600.0
 """The default of `timeout`: how long a process waits for another one, in seconds."""
@@ -137,7 +139,11 @@ _NUMBERS: dict[str, tuple[str, Callable[[Any], Any], float]] = {
     "max_size": ("a number of bytes of at least 0, such as 10**9", operator.index, 0),
     **dict.fromkeys(("rtol", "atol"), ("a number of at least 0, such as 1e-6", float, 0)),
     "timeout": ("a number of seconds above 0", float, math.nextafter(0, 1)),
-    "level": ("from 0 to 9", operator.index, -math.inf),  # the core checks further limits
+    "level": (
+        "an integer from 0 to 9",
+        operator.index,
+        -math.inf,
+    ),  # the core checks further limits
     "threads": ("an integer", operator.index, -math.inf),
     "align": ("a power of two from 1 to 64", operator.index, -math.inf),
     **dict.fromkeys(("step", "newer_than"), ("an integer", operator.index, -math.inf)),
@@ -226,9 +232,11 @@ def check_plain(saved: Saved, *, is_whole: bool) -> None:
 
 def float_dtype(dtype: Any) -> np.dtype[Any]:
     """Returns a float dtype; raises a ValueError for any other dtype."""
-    resolved_dtype = resolve(dtype.encode()) if isinstance(dtype, str) else np.dtype(dtype)
+    resolved_dtype = None
+    with contextlib.suppress(TypeError, ValueError):
+        resolved_dtype = resolve(dtype.encode()) if isinstance(dtype, str) else np.dtype(dtype)
     if resolved_dtype is None or not is_float(resolved_dtype):
-        text = repr(dtype) if resolved_dtype is None else resolved_dtype.name
+        text = f"{dtype!r:.100}" if resolved_dtype is None else resolved_dtype.name
         raise ValueError(f"dtype= must be a float dtype such as bfloat16, got {text}")
     return resolved_dtype
 
@@ -449,7 +457,7 @@ class Reading(_Options):
     @property
     def casts(self) -> bool:
         """Whether leaves are cast to the dtypes of a target."""
-        return bool(self.cast)
+        return bool(self.cast) and self.dtype is None  # with `dtype`, it only allows overflow
 
     @property
     def everywhere(self) -> bool:

@@ -260,7 +260,10 @@ def at_or_above(
             return tree[names[:count]]
     if entries is None:
         return None
-    raise ValueError(f"at {printable(str(path))}: the tree of {entries} has no entry for this path")
+    raise ValueError(
+        f"at {printable(str(path))}: the tree of {entries} has no entry for this path: add one for "
+        "it, or for a container above it"
+    )
 
 
 def key_name(entry: Any) -> str:

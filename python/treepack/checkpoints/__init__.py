@@ -170,6 +170,8 @@ def save_checkpoint(
 
 def _wait_for(manager: AsyncManager | None, checkpointer: Any) -> None:
     """Waits until earlier saves in the background have ended."""
+    if manager is not None and not hasattr(manager, "wait_previous_save"):
+        raise TypeError(f"async_manager must be a checkpoints.AsyncManager(), got {manager!r:.100}")
     if manager is not None:
         manager.wait_previous_save()
     if hasattr(checkpointer, "wait_until_finished"):

@@ -8,7 +8,7 @@ import treepack._core as core
 from treepack._src.checkpoint.load import restore_described
 from treepack._src.checkpoint.placement import device_leaves
 from treepack._src.checkpoint.select import chosen
-from treepack._src.elsewhere import advised
+from treepack._src.elsewhere import advised, unknown_option
 from treepack._src.options import (
     Buffer,
     BytesOptions,
@@ -22,7 +22,7 @@ from treepack._src.options import (
     takes,
 )
 from treepack._src.saving.layout import base_of, described_layout, state_layout
-from treepack._src.storage.content import inflated
+from treepack._src.storage.content import check_is_bytes, inflated
 from treepack.errors import TreepackError
 
 
@@ -40,6 +40,7 @@ def dumps(
     base: Any = None,
     threads: int | None = None,
     progress: Progress = None,
+    **_unknown: Never,
 ) -> bytes:
     """Encodes a tree and its structure as msgpack, as `save` writes it to a file.
 
@@ -82,6 +83,8 @@ def dumps(
             "dumps() takes a tree, and returns bytes: treepack.save(path, tree) writes files; name "
             "the rest, as in metadata={'step': 1}"
         )
+    if _unknown:
+        raise unknown_option(dumps, min(_unknown))
     check_compress(compress, level)
     tree = chosen(tree, select, exclude)
     layout = described_layout(
@@ -151,10 +154,20 @@ def loads(
     base = reading.base
     if base is not None:
         reading.base = base_of(base, max_size=reading.max_size)
-    encoded = inflated(b"".join(data) if isinstance(data, list) else data, reading)
+    encoded = inflated(_joined(data) if isinstance(data, list) else data, reading)
     held = device_leaves(base, reading.unchanged) if reading.unchanged else {}
     tree: Template = restore_described(encoded, target, reading, held=held)
     return tree
+
+
+def _joined(frames: list[Any]) -> bytes:
+    """Joins frames; a TypeError names one that is not bytes-like."""
+    try:
+        return b"".join(frames)
+    except TypeError:
+        for at, frame in enumerate(frames):
+            check_is_bytes(frame, name=f"item {at}: ")
+        raise
 
 
 @advised

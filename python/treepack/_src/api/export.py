@@ -206,7 +206,8 @@ def load_exported(
         tree = restore_described(content, None, reading)
         if type(tree) is not dict or tree.keys() != {"exported", "params"}:
             raise DecodeError(
-                "not written by save_exported: its tree is not a dict of 'exported' and 'params'"
+                "not written by save_exported: its tree is not a dict of 'exported' and 'params'; "
+                "treepack.load reads other files"
             )
         if type(tree["exported"]) is not bytes:
             raise DecodeError(

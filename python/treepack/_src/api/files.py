@@ -137,7 +137,8 @@ def save(
         libraries. `"error"` leaves out nothing.
       mapping: The layout of the file, as for `load`: the tree is saved in it, each tensor made when
         it is written. Keys of the file are divided at dots.
-      select: The leaves to save, such as `"**/lora_*"`, in the form that `select` of `load` takes.
+      select: The leaves to save, such as `"**/lora_*"`, in the form that `select` of `load` takes;
+        not for an iterator, which yields only the leaves to save.
         Containers that lose children become dicts. `load(path, target, missing="target")` takes the
         other leaves from a target.
       exclude: The leaves not to save, in the form of `select`.
@@ -449,7 +450,8 @@ def load(
         names, or `{"head/kernel": ("lm_head.weight", "v m -> m v")}`; or a function of paths of the
         target that returns the path in the file. All other options mean the tree. A leaf whose
         rule finds nothing in the file is missing. Tensors without a rule are ignored, unless
-        `unexpected="error"`. Without a target, containers are dicts, and arrays NumPy's.
+        `unexpected="error"`. Without a target, containers are dicts, arrays NumPy's, and leaves
+        that are code an error.
       missing: Whether leaves of the target that the file lacks are an error, or stay unchanged
         (`"target"`). `None` in the file, as of `equinox.filter`, and empty nodes, as of
         `optax.masked`, count as missing. An error if they are `ShapeDtypeStruct`s; a warning if
@@ -499,8 +501,8 @@ def load(
         and lists (`"plain"`): tuples become lists, nodes of other types become dicts of their
         children without static data, mappings keep their keys, and code becomes `None`.
       static: The static data that were not saved (see `static` of `save`): a dict by path, such as
-        `{"tx": optimizer}`, or a tree like the saved one. Not allowed with a target, which supplies
-        them.
+        `{"tx": optimizer}`, or a tree like the saved one. A warning names paths at which the tree
+        has nothing. Not allowed with a target, which supplies them.
       base: The base of a file that was saved with `base=`: a path or URL, an open `File`, a tree or
         encoded bytes. By default, the file of the saved name in the same directory. Other files
         ignore it.

@@ -33,6 +33,7 @@ from treepack._src.options import (
     takes,
 )
 from treepack._src.printable import MOST_ROWS, cells, padded, path_end, printable, shortened, warn
+from treepack._src.registry.lookups import warn_of_unused
 from treepack._src.registry.static import metadata_in
 from treepack._src.storage.content import Openable, open_parts
 from treepack._src.storage.entries import listed
@@ -249,7 +250,7 @@ class Tree(Hinting, Mapping[str, Any]):
           MissingPathError: A KeyError, if the file has no value at the path.
         """
         value = self._place.value if path == _paths.ROOT else value_at(self, path)
-        return Info.at(self._catalog, value, _paths.text(_paths.parts(path)))
+        return Info.at(self._place.reader, value, _paths.text(_paths.parts(path)))
 
     def infos(self) -> Iterator[Info]:
         """Describes the leaves below this container in the order of the file, without reading them.
@@ -264,7 +265,7 @@ class Tree(Hinting, Mapping[str, Any]):
           step int 1
         """
         for path, value in _paths.Room().all(self._catalog.leaves(self._place.value)):
-            yield Info.at(self._catalog, value, path)
+            yield Info.at(self._place.reader, value, path)
 
     def levels(self, depth: int | None = None) -> Iterator[tuple[int, str, Info]]:
         """Describes the containers and leaves below, each container before its children.
@@ -285,7 +286,7 @@ class Tree(Hinting, Mapping[str, Any]):
             w float32[3,4]
           step int
         """
-        return levels(self._catalog, self._place.value, 0, depth, _paths.Trail())
+        return levels(self._place.reader, self._place.value, 0, depth, _paths.Trail())
 
     @property
     def nbytes(self) -> int:
@@ -360,7 +361,7 @@ class Tree(Hinting, Mapping[str, Any]):
             )
         with naming(reader.given):
             state = self._catalog.read(self._place.value, copy=None, threads=None, abstract=True)
-            return core.assemble(
+            tree = core.assemble(
                 state,
                 self._catalog.record,
                 unknown_as_dict=unknown == "dict",
@@ -370,6 +371,9 @@ class Tree(Hinting, Mapping[str, Any]):
                 at=self._place.positions(),
                 parts=self._place.parts,
             )
+            if static is not None and containers == "saved":
+                warn_of_unused(static, tree)
+            return tree
 
     def __repr__(self) -> str:
         if self._place.reader.is_closed:
@@ -414,9 +418,8 @@ class Tree(Hinting, Mapping[str, Any]):
         return f"{count_text(count)}, {size_text(nbytes)}"
 
     def _rows(self) -> list[tuple[str, str, str]]:
-        catalog = self._catalog
-        leaves = itertools.islice(catalog.leaves(self._place.value), MOST_ROWS)
-        infos = (Info.at(catalog, value, path) for path, value in leaves)
+        leaves = itertools.islice(self._catalog.leaves(self._place.value), MOST_ROWS)
+        infos = (Info.at(self._place.reader, value, path) for path, value in leaves)
         return [(path_end(printable(it.path)), str(it), size_text(it.nbytes)) for it in infos]
 
     def _and_more(self) -> str:

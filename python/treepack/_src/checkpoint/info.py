@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
-from treepack._src.checkpoint.reader import dtype_and_shape
+from treepack._src.checkpoint.reader import Reader, dtype_and_shape
 from treepack._src.printable import printable
 
 
@@ -24,7 +24,8 @@ class Info(NamedTuple):
       dtype: The dtype of an array or scalar, or the implementation of a PRNG key.
       shape: The shape of an array, or of the data of a PRNG key.
       nbytes: The size of the leaf, or of all leaves, in bytes; see `Tree.nbytes`.
-      offset: The first byte of a leaf in the file, once it is decompressed.
+      offset: The first byte of a leaf in a file of treepack or flax, once it is decompressed.
+        `None` in directories, other formats and patches, and with `mapping=`.
       leaves: The number of leaves in a container; 1 for a leaf.
 
     Examples:
@@ -56,26 +57,28 @@ class Info(NamedTuple):
         return str(self.trail)
 
     @classmethod
-    def at(cls, catalog: core.Catalog, value: int, path: str | _paths.Trail) -> Info:
+    def at(cls, reader: Reader, value: int, path: str | _paths.Trail) -> Info:
         """Describes a value of a file."""
+        catalog = reader.catalog
         if catalog.children(value) is not None:
             leaves, nbytes = totals(catalog, value)
             return cls(path, "container", None, None, nbytes, None, leaves)
         _, kind, start, end, _ = catalog.leaf(value)
         name, dtype, shape = (*kind, None, None)[:3]
-        return cls(path, name, dtype, shape, nbytes_of(kind, end - start), start, 1)
+        offset = start if reader.has_offsets else None
+        return cls(path, name, dtype, shape, nbytes_of(kind, end - start), offset, 1)
 
 
 def levels(
-    catalog: core.Catalog, value: int, level: int, depth: int | None, above: _paths.Trail
+    reader: Reader, value: int, level: int, depth: int | None, above: _paths.Trail
 ) -> Iterator[tuple[int, str, Info]]:
     """Describes the children of a value, each with its own after it; see `Tree.levels`."""
-    for key, child in (catalog.children(value) or ()) if level != depth else ():
+    for key, child in (reader.catalog.children(value) or ()) if level != depth else ():
         trail = _paths.Trail(above, key)
-        info = Info.at(catalog, child, trail)
+        info = Info.at(reader, child, trail)
         yield level, key, info
         if info.kind == "container":
-            yield from levels(catalog, child, level + 1, depth, trail)
+            yield from levels(reader, child, level + 1, depth, trail)
 
 
 def nbytes_of(kind: tuple[Any, ...], encoded: int) -> int:

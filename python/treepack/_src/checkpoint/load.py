@@ -23,6 +23,7 @@ from treepack._src.printable import printable, warn
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.pytree.state_dict import leaf_paths, leaves_of
 from treepack._src.registry.code import check_is_tree
+from treepack._src.registry.lookups import warn_of_unused
 from treepack._src.restore.compare import signature
 from treepack._src.restore.record import assembled, rebuilt
 from treepack._src.restore.report import ABSENT, Coverage
@@ -59,7 +60,15 @@ def load_part(
         place = place._replace(reader=place.reader.salvaging())
     choice = _choose(place, target, selection, reading)
     if isinstance(place.reader, MappedReader):
-        choice = choice._replace(selector=_fitting(place.reader, choice.selector, selection))
+        choice = choice._replace(
+            selector=_fitting(place.reader, target, choice.selector, selection)
+        )
+        code = place.reader.code() if target is None else []
+        if code := [path for path in code if choice.selector.means(path)]:
+            raise HoleError(
+                f"{listed(code)} code, which was not saved: pass a target that has it, or "
+                f"exclude={code!r:.200}"
+            )
     if target is not None:
         choice = _without_unfit(place, target, choice, selection)
     takes_more = {None: None, "ignore": True, "error": False}[selection.unexpected]
@@ -80,6 +89,8 @@ def load_part(
         )
         partial.unused(unused, refusal if selection.unexpected == "error" else None)
         partial.lacks, partial.names = place.reader.lacks(), place.reader.plan.same
+        if selection.mismatched == "target":
+            partial.skipped.update(place.reader.unfit())
     partial.skipped.update(choice.corrupt, choice.mismatched)
     convert = converter(reading, may_change=place.reader.may_change, group=group)
     if convert is not None and selection.return_report:
@@ -106,7 +117,9 @@ def load_part(
     return (loaded, report) if selection.return_report else loaded
 
 
-def _fitting(reader: MappedReader, selector: Selector, selection: Selection) -> Selector:
+def _fitting(
+    reader: MappedReader, target: Any, selector: Selector, selection: Selection
+) -> Selector:
     """Returns the selection without leaves that a mapping leaves out.
 
     Raises:
@@ -115,7 +128,9 @@ def _fitting(reader: MappedReader, selector: Selector, selection: Selection) -> 
     """
     plan = reader.plan
     lacks = selection.missing == "error"
+    unfit = reader.unfit() if selection.mismatched == "target" else ()
     faults = [it for it in plan.faults if selector.means(it.path) and (lacks or not it.is_missing)]
+    faults = [fault for fault in faults if fault.path not in unfit]
     if not all(fault.is_missing for fault in faults):
         raise faulty(faults)
     if selection.missing == "target":  # otherwise the leaves are a mismatch
@@ -123,6 +138,13 @@ def _fitting(reader: MappedReader, selector: Selector, selection: Selection) -> 
             raise TreepackError(reason)
         _check_reached(plan.ruled, reader.there or {})
     left = reader.left_out()
+    structs = (parts for parts, leaf in leaves_of(target, ()) if left and _jax.is_struct(leaf))
+    empty = [path for path in map(_paths.text, structs) if path in left and selector.means(path)]
+    if empty:
+        warn(
+            f"{listed(empty)} still a jax.ShapeDtypeStruct in the tree, for lack of a rule, with "
+            'rest="skip": pass a template with values there, or select= the others'
+        )
     return selector.without(Selector(left.__contains__)) if left else selector
 
 
@@ -419,10 +441,12 @@ def _part(
         )
         return {} if tree is ABSENT else tree
 
+    is_whole = selection.select is None and selection.exclude is None
     try:
-        return built(reading)
+        tree = built(reading)
+        return _noticed(tree, reading) if is_whole else tree
     except HoleError:  # there are no unregistered types, which would be raised first
-        if selection.select is None and selection.exclude is None:
+        if is_whole:
             raise
     return built(dataclasses.replace(reading, unknown="dict"))
 
@@ -452,7 +476,15 @@ def restore_described(
             static=reading.static,
         )
         if restored is not None:
-            return restored[0]
-    return rebuilt(
+            return _noticed(restored[0], reading)
+    tree = rebuilt(
         data, reading, convert, lambda state: cast_floats(state, reading, lambda _: None)
     )
+    return _noticed(tree, reading)
+
+
+def _noticed(tree: Any, reading: Reading) -> Any:
+    """Returns a whole tree, and warns of values of `static=` that it has no place for."""
+    if reading.static is not None and reading.containers == "saved":
+        warn_of_unused(reading.static, tree)
+    return tree

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Mapping as Dict
 from typing import Any, Literal
@@ -32,13 +33,15 @@ from treepack._src.checkpoint.reader import (
     dtype_and_shape,
 )
 from treepack._src.checkpoint.select import similar
+from treepack._src.elsewhere import advised
 from treepack._src.mapping.leaves import Leaf, check_equal, outline
 from treepack._src.mapping.patterns import Names, Pattern
 from treepack._src.mapping.plan import Fault, Made, Plan, Planner
 from treepack._src.mapping.rules import Rule, rule_of, sizes_of
 from treepack._src.options import Reading, Status, Tell, no_choice
 from treepack._src.printable import printable, shortened, warn
-from treepack._src.storage.content import Openable, Opened
+from treepack._src.pytree.state_dict import leaves_of
+from treepack._src.storage.content import Openable, Opened, is_source
 from treepack._src.storage.deferred import Computed
 from treepack._src.storage.fetch import Blocks, Range, fetching
 from treepack._src.storage.naming import naming
@@ -79,7 +82,8 @@ class Mapping:
     * `pad`: the sizes of axes of the tree that are longer, filled with zeros: `{"v": 1024}`. `save`
       leaves out the indices beyond the file's size, a keyword, whatever they hold.
     * `scale`, `add`: a factor and then a sum, computed in float32.
-    * `dtype`: the dtype of the result: float32, bfloat16 or float16.
+    * `dtype`: the dtype of the result: float32, bfloat16 or float16. Floats that overflow are an
+      error.
     * `scales`, `block`: the path of factors in the file for blocks of the last two dimensions, as
       of float8 weights. The result has `dtype`, or that of the template, or float32. For rows, a
       block is `(1, columns)`.
@@ -89,7 +93,8 @@ class Mapping:
       rules: The rules by paths of the tree, or tuples of them; or a function that returns the rule
         for the path of a leaf of the tree, or `None`.
       rest: Whether leaves without a rule have the same path in the file, are an error, or are left
-        out: the target's stay, and `save` does not write them.
+        out: the target's stay, with a warning for `ShapeDtypeStruct`s, and `save` does not write
+        them.
       sizes: The sizes of axes that no shape tells; of the axis of `along` also a tuple.
 
     Raises:
@@ -106,6 +111,7 @@ class Mapping:
              [3., 3., 3., 3.]], dtype=float32))
     """
 
+    @advised
     def __init__(self, rules: Rules, *, rest: Rest = "same", **sizes: int | tuple[int, ...]):
         if rest not in ("same", "error", "skip"):
             raise no_choice("rest", rest, ("same", "error", "skip"))
@@ -157,6 +163,10 @@ class Mapping:
           TreepackError: A ValueError that lists all leaves without a tensor, tensors without a
             rule, gaps in indices and sizes that disagree.
         """
+        if isinstance(target, (str, os.PathLike)) and not is_source(source):
+            raise TypeError(
+                f"the target comes first, as in check(target, source), got target={target!r:.100}"
+            )
         source = resolved(source)
         with naming(source), contextlib.closing(open_reader(source)) as reader:
             mapped = MappedReader(Place(reader, 0, []), self, outline(target))
@@ -199,8 +209,8 @@ class Mapping:
         """Returns the rules that a function returns for the paths of the tree."""
         if paths is None:
             raise TreepackError(
-                "a function of paths as mapping= needs a target, whose paths it takes: pass one, "
-                "or a dict of rules"
+                "a function of paths as mapping= needs a target, whose paths it takes: pass one to "
+                "treepack.load, or a dict of rules as mapping="
             )
         assert self._function is not None
         rules = []
@@ -227,8 +237,10 @@ def _near(rule: Rule, here: Iterable[str], there: Iterable[str] | None) -> str:
 
     if "*" in ours.text:
         return "; write indices in place of *, as in {'new/{i}/kernel': 'old/{i}/w'}"
-    if rule.here.is_file and fits(theirs, here) and fits(ours, there or ()):
-        return f"; keys are paths of the tree: is it {{{ours.text!r}: {theirs.text!r}}}?"
+    if rule.here.is_file and fits(theirs, here) and (there is None or fits(ours, there)):
+        pair = f"{ours.text!r}: {theirs.text!r}"
+        axes = "" if rule.is_plain else ", with the axes of both sides exchanged"
+        return f"; keys are paths of the tree: is it {{{pair}}}{axes}?"
     return similar(ours.text.replace(".", "/"), here)
 
 
@@ -597,6 +609,28 @@ class MappedReader(Reader):
         """Returns the leaves of the file that no rule takes, and in whose place is another."""
         children = self._place.catalog.children
         return [path for path in self.plan.hidden if children(self._values[path]) is None]
+
+    def code(self) -> list[str]:
+        """Returns the leaves that are code, which was not saved: here, they are empty dicts."""
+        catalog = self._place.catalog
+        old = {path for path, value in self._values.items() if catalog.children(value) is not None}
+        if not old or catalog.record is None:
+            return []
+        plain = core.assemble(
+            catalog.read(self._place.value, copy=None, threads=None, abstract=True),
+            catalog.record,
+            unknown_as_dict=True,
+            plain=True,
+            placeholders=True,
+            at=self._place.positions(),
+            parts=self._place.parts,
+        )
+        code = old & {_paths.text(parts) for parts, leaf in leaves_of(plain, ()) if leaf is None}
+        return [new for new, path in self.plan.same.items() if path in code]
+
+    def unfit(self) -> set[str]:
+        """Returns the leaves of the template that have another shape than the rules can make."""
+        return {fault.path for fault in self.plan.faults if fault.is_unfit} & {*(self.there or ())}
 
     def left_out(self) -> set[str]:
         """Returns the leaves of the template that stay because no rule makes them."""

@@ -160,7 +160,10 @@ class Step(NamedTuple):
             self._check(elements, path)
         else:
             result = place if place.flags.c_contiguous else np.empty(place.shape, place.dtype)
-            _dtypes.cast(elements, result, path)
+            remedy = (
+                "or leave dtype= out of the rule: load(dtype=..., cast='overflow'), or a template"
+            )
+            _dtypes.cast(elements, result, path, remedy=f"{remedy} and cast='overflow', allow it")
             if result is not place:
                 copy(result, place, threads=threads)
 

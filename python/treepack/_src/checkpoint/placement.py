@@ -363,7 +363,9 @@ def _place_of(
         place = where(path, struct, is_needed)
         if place is None or isinstance(place, (jax.sharding.Sharding, jax.Device)):
             return place
-        raise ValueError(f"at {path}: expected a sharding or device, got {place!r:.100}")
+        raise ValueError(
+            f"at {path}: expected a sharding or device, got {place!r:.100}{_wrapped(place)}"
+        )
     if target is None:
         return recorded
     if _jax.is_tracer(target):

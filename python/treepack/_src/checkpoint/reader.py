@@ -150,6 +150,11 @@ class Reader:
         return self._nbytes
 
     @property
+    def has_offsets(self) -> bool:
+        """Whether positions of leaves are those in the file; other readers lay files out anew."""
+        return type(self) is Reader and not self.is_patch
+
+    @property
     def is_closed(self) -> bool:
         """Whether `close` was called."""
         return self._catalog is None

@@ -16,7 +16,7 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import paths as _paths
-from treepack._src.printable import printable
+from treepack._src.printable import printable, warn
 from treepack._src.pytree.kinds import is_function, kind_of
 from treepack._src.pytree.state_dict import expand, leaves_of
 from treepack.errors import TreepackError
@@ -225,7 +225,10 @@ _MOST_TEXT = 100
 
 
 def _no_bool(path: str) -> TreepackError:
-    return TreepackError(f"at {printable(path)}: the tree of bools in select= has no bool for it")
+    return TreepackError(
+        f"at {printable(path)}: the tree of bools in select= has no bool for it: "
+        "add one, such as False, in the containers of the tree, or pass paths"
+    )
 
 
 # The leaf types of a mask: `None` is a missing leaf, as in equinox's masks.
@@ -304,6 +307,8 @@ def chosen(tree: Any, select: Any, exclude: Any = None, where: str = "tree") -> 
     selector = compiled(select, where, paths.values(), exclude)
     meant = meant_of({paths[parts]: is_leaf for parts, is_leaf in ends.items()}, selector)
     wanted = {parts for parts in ends if paths[parts] in meant}
+    if ends and not wanted:
+        warn(f"select= and exclude= leave out every leaf of the {where}")
     # The containers that lose leaves, and the containers that keep leaves.
     losing = {parts[:count] for parts in ends.keys() - wanted for count in range(len(parts) + 1)}
     keeping = {parts[:count] for parts in wanted for count in range(len(parts) + 1)}

@@ -134,9 +134,12 @@ def _put_parts(item: Item, place: Any, read: Callable[[Box], np.ndarray]) -> Any
 
 def _misplaced(path: Trail, array: Any, place: Any, error: Exception) -> TreepackError:
     hint = "; pass a function of path and shape as sharding=, or a pytree of shardings"
+    reason = f"{type(error).__name__}: {error}"
+    if len(spec := getattr(place, "spec", ())) > len(array.shape):
+        reason = f"its spec has {len(spec)} dimensions, the array {len(array.shape)}"
     return TreepackError(
         f"at {path}: cannot place an array of shape {array.shape} on {place}: "
-        f"{type(error).__name__}: {error}{'' if isinstance(error, RuntimeError) else hint}"
+        f"{reason}{'' if isinstance(error, RuntimeError) else hint}"
     )
 
 

@@ -18,7 +18,15 @@ from treepack._src.mapping.boxes import Assembly, Part
 from treepack._src.mapping.leaves import Leaf
 from treepack._src.mapping.patterns import FAR, Names, Pattern, plain
 from treepack._src.mapping.rules import Rule, Side
-from treepack._src.mapping.sizes import Shape, SizesError, axis_of, expanded, part_of, solve
+from treepack._src.mapping.sizes import (
+    Shape,
+    SizesError,
+    UnfitError,
+    axis_of,
+    expanded,
+    part_of,
+    solve_for,
+)
 
 
 class Made(NamedTuple):
@@ -51,11 +59,13 @@ class Fault(NamedTuple):
       path: The path of the leaf, or of the rule.
       text: The reason.
       is_missing: Whether its sources are not there, as opposed to a mistake.
+      is_unfit: Whether the template has an array of another shape.
     """
 
     path: str
     text: str
     is_missing: bool = False
+    is_unfit: bool = False
 
     def __str__(self) -> str:
         return f"{self.path}: {self.text}"
@@ -297,10 +307,12 @@ class Planner:
                     self._add(rule, new, made)
             except SizesError as error:
                 self._taken.update(path for paths in group for path in paths.values())
-                self._fault(rule, values, str(error))
+                self._fault(rule, values, str(error), is_unfit=isinstance(error, UnfitError))
         return bool(groups)
 
-    def _fault(self, rule: Rule, values: Mapping[str, str], text: str) -> None:
+    def _fault(
+        self, rule: Rule, values: Mapping[str, str], text: str, *, is_unfit: bool = False
+    ) -> None:
         if self._wanted is not None and not any(
             True for pattern in rule.there.patterns for _ in pattern.matches(self._wanted)
         ):
@@ -308,7 +320,7 @@ class Planner:
         same = _translated(values, rule.here.patterns[0], rule.there.patterns[0]) or values
         texts = {name: f"{{{name}}}" for name in rule.there.indices}
         path = self._path(rule.there, rule.there.patterns[0], {**texts, **same})
-        self._plan.faults.append(Fault(path, f"{text}; {rule.text}"))
+        self._plan.faults.append(Fault(path, f"{text}; {rule.text}", is_unfit=is_unfit))
 
     def _made(
         self,
@@ -335,7 +347,7 @@ class Planner:
         wanted = [self._shape(rule, pattern, values, spread) for pattern in rule.there.patterns]
         counts = {name: len(domain) for name, domain in zip(stacked, domains, strict=True)}
         whole = expanded(rule, shapes[0])
-        sizes = solve(whole, shapes, wanted, counts, self._sizes)
+        sizes = solve_for(whole, shapes, wanted, counts, self._sizes)
         axes = [*dict.fromkeys((*whole.here.axes, *whole.there.axes))]
         parts = tuple(_parts(whole, whole.here, axes, sizes))
         counted = tuple((axes.index(name), count) for name, count in counts.items())

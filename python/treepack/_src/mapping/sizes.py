@@ -17,6 +17,18 @@ class SizesError(ValueError):
     """The sizes of axes disagree, or are not known."""
 
 
+class UnknownSizeError(SizesError):
+    """The size of an axis is not known; `keyword` is an example of the keyword that passes it."""
+
+    def __init__(self, axis: str, keyword: str, remedy: str):
+        super().__init__(f"the size of {axis} is unknown: pass {remedy}")
+        self.keyword = keyword
+
+
+class UnfitError(SizesError):
+    """An array of the template has another shape, and the file alone does not tell the sizes."""
+
+
 def expanded(rule: Rule, shape: Shape) -> Rule:
     """Returns a rule with axes in place of `...`, for an array of one shape on the side here.
 
@@ -127,11 +139,44 @@ def solve(
     if unknown := sorted(wanted - known.keys()):
         axis, is_part, _ = unknown[0].partition("#")
         example = f"{axis}=(32, 8, 8)" if is_part else f"{axis}=32"
-        raise SizesError(
-            f"the size of {axis} is unknown: pass a template, or the size as a keyword, as in "
-            f"Mapping(rules, {example})"
-        )
+        remedy = f"it as a keyword, as in treepack.Mapping(rules, {example})"
+        if rule.here.is_file:
+            remedy += ", or a template to treepack.load"
+        raise UnknownSizeError(axis, example, remedy)
     return known
+
+
+def solve_for(
+    rule: Rule,
+    here: Sequence[Shape],
+    there: Sequence[Shape | None],
+    counts: Mapping[str, int],
+    sizes: Mapping[str, int | tuple[int, ...]],
+) -> dict[str, int]:
+    """Solves sizes for a template; one of another shape does not count if the file suffices.
+
+    So it is a mismatch like any other, which options of `load` may allow; see `solve`.
+
+    Raises:
+      UnfitError: If only a template of the shape of the file would tell the sizes.
+      SizesError: See `solve`.
+    """
+    try:
+        return solve(rule, here, there, counts, sizes)
+    except SizesError as error:
+        shape = next((shape for shape in there if shape is not None), None)
+        if shape is None:
+            raise
+        try:
+            return solve(rule, here, [None] * len(there), counts, sizes)
+        except UnknownSizeError as alone:
+            text = str(error)
+            if isinstance(error, UnknownSizeError):
+                text = f"{shown(rule.there.groups)!r} has other dimensions than {[*shape]}"
+            raise UnfitError(
+                f"{text}, in the template: pass the sizes of the file as keywords, as in "
+                f"treepack.Mapping(rules, {alone.keyword})"
+            ) from error
 
 
 def _texts(axes: Sequence[str], known: Mapping[str, int]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -190,6 +191,14 @@ def _converter(
     def upgraded(static: Any, children: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         if upgrade is None:
             return static, children
+        try:
+            inspect.signature(upgrade).bind(static, children, version)
+        except TypeError as error:
+            raise TypeError(
+                f"upgrade= is called with static data, children and a version: {error}"
+            ) from None
+        except ValueError:  # it tells no signature
+            pass
         pair = upgrade(static, children, version)
         try:
             static, children = pair

@@ -210,6 +210,12 @@ def about_keys(mismatches: list[Mismatch]) -> Iterator[str]:
             yield hint
 
 
+def about_types(mismatches: list[Mismatch]) -> Iterator[str]:
+    """Yields a hint about containers of other types than in the file, with `strict="exact"`."""
+    if any(it.expected.startswith("a container of the type ") for it in mismatches):
+        yield "Pass strict=True to treepack.load to accept containers of other types."
+
+
 def about_ties(mismatches: list[Mismatch]) -> Iterator[str]:
     """Yields hints if only one side has one node in several places."""
     if any(mismatch.found.startswith(NODE_OF) for mismatch in mismatches):

@@ -26,6 +26,7 @@ from treepack._src.restore.hints import (
     about_names,
     about_root,
     about_ties,
+    about_types,
     is_reshaped,
 )
 from treepack._src.restore.report import Convert, Coverage
@@ -128,7 +129,7 @@ class Restore:
             names_of, lacks = self.partial.names, self.partial.lacks
         hints += about_names(names, self.deeper, names_of) if is_native else ()
         hints += about_keys(mismatches)
-        hints += about_ties(mismatches)
+        hints += [*about_types(mismatches), *about_ties(mismatches)]
         hints += about_axes(mismatches, names_of) if is_native else ()
         texts = [
             f"{printable(path)}: {printable(text)}"

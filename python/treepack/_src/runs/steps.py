@@ -53,9 +53,10 @@ def checked(name: str, number: Any, text: str) -> int:
       TypeError: If it is not an integer; the error ends with the text.
       ValueError: If it is negative or too large.
     """
-    if not hasattr(number, "__index__"):
-        raise TypeError(f"{name} must be an integer, {text}")
-    integer = operator.index(number)
+    try:
+        integer = operator.index(number)
+    except TypeError:  # arrays of NumPy and JAX have the method, of any shape
+        raise TypeError(f"{name} must be an integer, {text}") from None
     if not 0 <= integer < _MOST_NUMBER:
         raise ValueError(f"{name} must be an integer from 0 to 10**18 - 1, got {integer}")
     return integer

@@ -20,6 +20,7 @@ from collections.abc import Callable, Generator, Hashable
 from concurrent.futures import Executor, Future
 from typing import Any, TypeVar
 
+from treepack._src.elsewhere import Hinting
 from treepack._src.options import Progress, progress_bar
 from treepack._src.printable import Completing
 from treepack._src.storage.place import absolute, real, shown
@@ -140,6 +141,8 @@ class LoggedFuture(Future[T], metaclass=Completing):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Waits for the end, and returns the error, or `None`."""
+        if not isinstance(timeout, int | float | None):
+            raise TypeError(f"timeout must be a number of seconds or None, got {timeout!r:.100}")
         if not self._end.wait(timeout):
             raise TimeoutError
         if self._unretrieved is not None:
@@ -165,7 +168,7 @@ def _log(name: str, error: str) -> None:
     logging.getLogger("treepack").error("saving %s failed: %s", name, error)
 
 
-class Saving(LoggedFuture[None]):
+class Saving(Hinting, LoggedFuture[None]):
     """A save in the background, the result of `save(background=True)`.
 
     It is a `concurrent.futures.Future`: `done()` returns whether the save has ended; `result()`

@@ -19,7 +19,7 @@ import treepack._core as core
 from treepack._src.runs.objects import Objects
 from treepack._src.saving.directory import writer
 from treepack._src.storage.foreign import substitute
-from treepack.errors import CorruptionError, NewerVersionError
+from treepack.errors import CorruptionError, NewerVersionError, TreepackError
 
 HEAD = "head.json"
 
@@ -120,6 +120,7 @@ class Head(NamedTuple):
         """
         start, is_anchor = _start(self.versions, held)
         if is_anchor:
+            _check_size(self.versions[start], max_size)
             anchor = self.versions[start]
             data = self.objects.read(f"{anchor.name}.treepack", max_size, None, anchor.anchor)
             held = LoadedVersion(anchor.name, data)
@@ -176,3 +177,13 @@ def _start(versions: Sequence[Version], held: LoadedVersion | None) -> tuple[int
         patches += version.patch
     _, at, is_anchor = min(starts)
     return at, is_anchor
+
+
+def _check_size(version: Version, max_size: int | None) -> None:
+    """Checks the size of an anchor before it is read; those of patches are checked by joining."""
+    nbytes = version.anchor[0] if version.anchor is not None else 0
+    if max_size is not None and nbytes > max_size:
+        raise TreepackError(
+            f"version {_number(version.name)} is larger than max_size={max_size} bytes: pass a max_size "
+            f"of {nbytes} or more"
+        )

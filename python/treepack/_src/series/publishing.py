@@ -292,7 +292,10 @@ class Subscriber(Hinting):
         held, head = self._held, Head.read(self._objects)
         if not head.versions:
             raise FileNotFoundError(
-                errno.ENOENT, "no version was published here yet", str(self._objects)
+                errno.ENOENT,
+                "no version was published here yet: push one by a Publisher of this directory, or "
+                "call wait(), which waits for it",
+                str(self._objects),
             )
         return self._restored(held, head, template, options)
 

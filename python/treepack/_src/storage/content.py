@@ -162,21 +162,25 @@ def inflated(data: Buffer, opening: Opening) -> core.Content | Buffer:
 _ENCODED = ("base64", "hexadecimal")
 
 
-def check_is_bytes(data: Any, order: str = "") -> None:
-    """Raises a TypeError if data are not a bytes-like object; `order` ends its text."""
+def check_is_bytes(data: Any, order: str = "", *, name: str = "") -> None:
+    """Raises a TypeError if data are not bytes-like; its text is between `name` and `order`."""
     if isinstance(data, (str, os.PathLike)):
-        name = shown(data)
+        path = shown(data)
         encoded = core.described(core.Content.lent(os.fsencode(data))) or ""
         if encoded.startswith(_ENCODED):
-            raise TypeError(f"expected a bytes-like object, got {encoded}")
+            raise TypeError(f"{name}expected a bytes-like object, got {encoded}")
         raise TypeError(
-            f"expected a bytes-like object, got the path {name!r:.100}: use treepack.load for files"
+            f"{name}expected a bytes-like object, got the path {path!r:.100}: use treepack.load "
+            "for files"
         )
     try:
         memoryview(data)
     except TypeError:
+        is_file = hasattr(data, "read")
+        how = ": pass the result of its read(), or call treepack.load" * is_file or order
         raise TypeError(
-            f"expected a bytes-like object, such as dumps returns, got {type(data).__name__}{order}"
+            f"{name}expected a bytes-like object, such as dumps returns, got "
+            f"{type(data).__name__}{how}"
         ) from None
 
 
