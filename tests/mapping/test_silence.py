@@ -81,18 +81,22 @@ def test_structs_that_no_rule_makes(file: Path) -> None:
 
 
 def test_code_is_missed(tmp_path: Path) -> None:
-    treepack.save(tmp_path / "a", {"f": len, "none": None, "empty": {}, "w": np.ones(2)})
+    tree = {"f": len, "none": None, "empty": {}, "w": np.ones(2), "part": {"n": 1}}
+    treepack.save(tmp_path / "a", tree)
     rules = {"v": "w"}
-    with pytest.raises(treepack.HoleError, match=r"f is code, .*exclude=\['f'\]"):
+    with pytest.raises(treepack.HoleError, match=r"at f: .*exclude=\['f'\]"):
         treepack.load(tmp_path / "a", mapping=rules)
     loaded = treepack.load(tmp_path / "a", mapping=rules, exclude=["f"])
-    assert loaded == {"none": None, "empty": {}, "v": loaded["v"]}
-    template = {"f": len, "none": None, "empty": {}, "v": np.zeros(2)}
+    assert loaded == {"none": None, "empty": {}, "v": loaded["v"], "part": {"n": 1}}
+    template = {"f": len, "none": None, "empty": {}, "v": np.zeros(2), "part": {"n": 0}}
     assert treepack.load(tmp_path / "a", template, mapping=rules)["f"] is len
     with treepack.open(tmp_path / "a", mapping=rules) as file:
         assert file["v"].shape == (2,)
-        with pytest.raises(treepack.HoleError, match="f is code"):
+        with pytest.raises(treepack.HoleError, match="at f: "):
             file.load()
+        with pytest.raises(treepack.HoleError, match="at f: "):
+            file.abstract()
+        assert file["part"].load() == file["part"].abstract() == {"n": 1}
 
 
 def test_the_cure_of_an_overflow_in_a_rule(tmp_path: Path) -> None:

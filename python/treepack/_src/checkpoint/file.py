@@ -360,6 +360,8 @@ class Tree(Hinting, Mapping[str, Any]):
                 "bytes"
             )
         with naming(reader.given):
+            if isinstance(reader, MappedReader):
+                reader.check_has_no_code(self._place.parts, lambda _: True)
             state = self._catalog.read(self._place.value, copy=None, threads=None, abstract=True)
             tree = core.assemble(
                 state,

@@ -63,12 +63,8 @@ def load_part(
         choice = choice._replace(
             selector=_fitting(place.reader, target, choice.selector, selection)
         )
-        code = place.reader.code() if target is None else []
-        if code := [path for path in code if choice.selector.means(path)]:
-            raise HoleError(
-                f"{listed(code)} code, which was not saved: pass a target that has it, or "
-                f"exclude={code!r:.200}"
-            )
+        if target is None:
+            place.reader.check_has_no_code(place.parts, choice.selector.means)
     if target is not None:
         choice = _without_unfit(place, target, choice, selection)
     takes_more = {None: None, "ignore": True, "error": False}[selection.unexpected]
@@ -476,7 +472,7 @@ def restore_described(
             static=reading.static,
         )
         if restored is not None:
-            return _noticed(restored[0], reading)
+            return restored[0] if reading.static is None else _noticed(restored[0], reading)
     tree = rebuilt(
         data, reading, convert, lambda state: cast_floats(state, reading, lambda _: None)
     )

@@ -46,7 +46,7 @@ from treepack._src.storage.deferred import Computed
 from treepack._src.storage.fetch import Blocks, Range, fetching
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import resolved
-from treepack.errors import NewerVersionError, TreepackError
+from treepack.errors import HoleError, NewerVersionError, TreepackError
 
 Rest = Literal["same", "error", "skip"]
 """How leaves without a rule are treated."""
@@ -610,8 +610,26 @@ class MappedReader(Reader):
         children = self._place.catalog.children
         return [path for path in self.plan.hidden if children(self._values[path]) is None]
 
-    def code(self) -> list[str]:
-        """Returns the leaves that are code, which was not saved: here, they are empty dicts."""
+    def check_has_no_code(self, above: Sequence[str], means: Callable[[str], bool]) -> None:
+        """Checks that no leaf is code, which was not saved: here, it would be an empty dict.
+
+        Args:
+          above: The keys of a container.
+          means: Takes a path below it, returns whether the leaf is loaded.
+
+        Raises:
+          HoleError: If one is.
+        """
+        places = (_paths.parts(path) for path in self._code())
+        below = [parts[len(above) :] for parts in places if parts[: len(above)] == [*above]]
+        if code := [path for path in map(_paths.text, below) if means(path)]:
+            raise HoleError(
+                f"code was not saved, at {shortened(map(printable, code), len(code))}: pass a "
+                f"target to treepack.load that has it, or exclude={code!r:.200}"
+            )
+
+    def _code(self) -> list[str]:
+        """Returns the leaves that are code."""
         catalog = self._place.catalog
         old = {path for path, value in self._values.items() if catalog.children(value) is not None}
         if not old or catalog.record is None:
