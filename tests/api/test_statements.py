@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -103,3 +104,22 @@ def test_values_of_static_without_a_place(tmp_path: Path) -> None:
                 load({**given, "model/g": half, "tx": 1})
         with warnings.catch_warnings(action="error"):  # a program may pass all for each part
             file.load(select="step", static=given)
+
+
+@pytest.mark.parametrize("name", ["a", "a.safetensors", "directory"])
+@pytest.mark.parametrize("abstract", [False, True])
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # of jax
+def test_floats_of_64_bits_that_overflow_in_jax(tmp_path: Path, name: str, abstract: bool) -> None:
+    treepack.save(tmp_path / name, {"w": np.array([1e300, 1])}, sharded=name == "directory")
+    template: Any = {"w": jnp.zeros(2)}
+    template = jax.eval_shape(lambda: template) if abstract else template
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    for options in ({}, {"sharding": device}, {"cast": True}, {"mapping": {"w": ("w", "a -> a")}}):
+        with pytest.raises(
+            treepack.TreepackError, match=r"overflow float32 at w \(1\): .*cast='over"
+        ):
+            treepack.load(tmp_path / name, template, **options)
+    assert np.isinf(treepack.load(tmp_path / name, template, cast="overflow")["w"][0])
+    assert treepack.load(tmp_path / name, {"w": np.zeros(2)})["w"][0] == 1e300
+    treepack.save(tmp_path / name, {"w": np.array([np.inf, np.nan])}, sharded=name == "directory")
+    assert np.isinf(treepack.load(tmp_path / name, template)["w"][0])

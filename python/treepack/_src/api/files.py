@@ -432,7 +432,8 @@ def load(
         stores them. `False`: not compared. Static data are never compared: those of the target
         become the result. `treepack.diff` lists their differences.
       cast: Whether to cast floats to the dtypes of the target, and integers where no value changes.
-        Floats that overflow are an error, also with `dtype=`, except with `cast="overflow"`.
+        Floats that overflow are an error, also with `dtype=` and where JAX makes float64 float32,
+        except with `cast="overflow"`.
       dtype: Without a target, the dtype to which all float arrays are cast, such as `jnp.bfloat16`,
         each as it is loaded. Integers, bools, complex numbers, PRNG keys and Python numbers keep
         their types.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import treepack._core as core
+from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.boxes import ShardedArray, expect, find
 from treepack._src.checkpoint.casting import Item, cast_items, index_key
@@ -209,6 +210,8 @@ def _place(
             for item, on_device in zip(group, put, strict=True):
                 leaf = item.leaf
                 _check_integers(item.path, leaf, on_device)
+                if reading.cast != "overflow":
+                    _check_floats(item.path, leaf, on_device)
                 if not _jax.is_abstract(item.target) and on_device.dtype != leaf.dtype:
                     remedy = "arrays='numpy'" if where is None else "neither device= nor sharding="
                     raise TreepackError(
@@ -305,6 +308,24 @@ def _check_integers(path: Trail, leaf: Any, on_device: Any) -> None:
             f"at {path}: integers of {leaf.dtype.name} do not fit into {on_device.dtype.name}: set "
             "jax_enable_x64, or load with arrays='numpy'"
         )
+
+
+def _check_floats(path: Trail, leaf: Any, on_device: Any) -> None:
+    """Raises if 64-bit floats, which JAX has made 32-bit ones, have become infinite."""
+    if leaf.dtype == on_device.dtype or leaf.dtype != np.float64:
+        return
+    if isinstance(leaf, np.ndarray):
+        ends = [leaf.min(initial=0), leaf.max(initial=0)]
+    else:  # read from the file for each device: not to be read again
+        ends = [np.asarray(shard.data).sum() for shard in on_device.addressable_shards]
+    with np.errstate(over="ignore"):
+        if np.isfinite(np.asarray(ends, on_device.dtype)).all():
+            return
+        leaf = np.asarray(leaf)
+        count = _dtypes.overflows(leaf, leaf.astype(on_device.dtype))
+    if count:
+        remedy = f"by jax_enable_x64 or a template of NumPy arrays, {_dtypes.OVERFLOW_REMEDY}"
+        raise _dtypes.overflow_error({path: count}, leaf.dtype, on_device.dtype, remedy)
 
 
 def _is_array(value: Any) -> bool:

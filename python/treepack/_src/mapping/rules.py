@@ -226,8 +226,9 @@ def _check_axes(rule: Rule) -> None:
             is_shared = name in other.indices
             if name in side.axes:
                 raise ValueError(
-                    f"{name} is an index in the path of the {path}, and an axis there: an index is "
-                    f"an axis of the other side, where the arrays are stacked"
+                    f"{name} is an index in the path of the {path}, and an axis there: give the "
+                    "axis another name, since an index is an axis of the other side, where the "
+                    "arrays are stacked"
                 )
             if not is_shared and name not in other.axes:
                 raise ValueError(
