@@ -86,6 +86,7 @@ def make_files() -> None:
     treepack.save("pair", Pair(np.ones(2)))
     treepack.save("code", {"f": len, "w": np.ones(1)})
     treepack.save("pickles", {"mlp/~/linear": {"w": np.ones(2)}})
+    treepack.save("nested", {"heads": {"weight": np.zeros(2)}})
     treepack.save("wide", {"w": np.arange(3.0)})
     treepack.save("even", {"w": np.zeros(2, np.float32)})
     treepack.save("sharded", TREE, sharded=True)
@@ -380,6 +381,12 @@ PARTS: list[Row] = [
     ("load('model', mapping={'params/w': ('v', 'a b -> b a')})",
         r"keys are paths of the tree: is it .*, with the axes of both sides exchanged\?", [
             "load('model', mapping={'v': ('params/w', 'b a -> a b')})"]),
+    ("load('nested', {'head': np.zeros(2)})", r"Pass mapping=\{'head': 'heads/weight'\}", [
+        "load('nested', {'head': np.zeros(2)}, mapping={'head': 'heads/weight'})"]),
+    ("file.save('x')", r"no attribute 'save': use treepack\.save\(path, file\)$", [
+        "save('x', file)"]),
+    ("treepack.Series('run', last=3)", r"'last': pass keep=treepack\.Keep\(last=3\)$", [
+        "treepack.Series('run', keep=treepack.Keep(last=3))"]),
     ("treepack.Mapping(v='params/w')", r"call it as Mapping\(rules\)", [
         "treepack.Mapping({'v': 'params/w'})"]),
     ("treepack.Mapping({'v': 'step'}).check('model', TREE)", r"as in check\(target, source\)", [

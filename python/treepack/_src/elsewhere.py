@@ -69,7 +69,7 @@ _OPTIONS = [
     _Option("framework framework_name", "arrays", 'pass arrays="numpy" or "jax"'),
     _Option("weights_only allow_pickle", "mmap", "leave it out: nothing is unpickled"),
     _Option("save_every save_interval save_interval_steps every_n_steps", "every", "pass every="),
-    _Option("max_to_keep keep_last keep_n", "keep", "pass keep=treepack.Keep(last=3)"),
+    _Option("max_to_keep keep_last keep_n last", "keep", "pass keep=treepack.Keep(last=3)"),
     _Option("max_to_keep keep_last keep_n", "last", "pass last="),
     _Option("keep_period", "keep", "pass keep=treepack.Keep(every=1000)"),
     _Option("best_fn best_mode best", "keep", 'pass keep=treepack.Keep(best=("loss", 1, "min"))'),
@@ -227,12 +227,20 @@ _SAVING = by_name(
         "is_done ready finished": "use done()",
     }
 )
+_TREE = by_name(
+    {
+        "save write to_file copy_to": "use treepack.save(path, file)",
+        "read restore to_tree": "use load()",
+        "verify diff digest": "use the function of this name, as in treepack.digest(file)",
+    }
+)
 # Names of Orbax's CheckpointManager and of other queues, and what replaces them, by our classes.
 _OF_CLASSES = {
     "Series": _SERIES,
     "Publisher": _PUBLISHER,
     "Subscriber": _SUBSCRIBER,
     "Saving": _SAVING,
+    "Tree": _TREE,
 }
 
 MODULE = by_name(

@@ -101,7 +101,7 @@ class Tree(Hinting, Mapping[str, Any]):
 
     def _hint_for(self, name: str) -> str:
         is_key = name[0] != "_" and not self._place.reader.is_closed and name in self
-        return f"is it [{name!r}]?" if is_key else ""
+        return f"is it [{name!r}]?" if is_key else super()._hint_for(name)
 
     def _literally(self, path: Any) -> tuple[list[tuple[int, list[str]]], dict[str, list[str]]]:
         """Looks up a path without escapes, or a name of the file's format.

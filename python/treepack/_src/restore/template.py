@@ -388,7 +388,9 @@ def _note_names(
         has_keys = isinstance(container, Mapping) and len(container) > 0
         subtree = f"a subtree ({type(container).__name__})"
         expected = described(container) if has_keys or kind_of(child) is None else subtree
-        similar = _similar(name, more, state, restore) if len(more) <= _MOST_NAMES else ""
+        is_leaf = kind_of(container) is None
+        few = len(more) <= _MOST_NAMES
+        similar = _similar(name, more, state, restore, is_leaf=is_leaf) if few else ""
         similar = similar if level is None or _paths.parts(similar)[-1:] == [name] else ""
         restore.note(name, expected, NOTHING, similar)
     for name in more if not restore.takes_more(False) else ():
@@ -399,13 +401,23 @@ def _note_names(
 _MOST_NAMES = 1000
 
 
-def _similar(name: str, more: list[Any], state: Any, restore: Restore) -> str:
-    """Returns the path of an unexpected child with the same name below it, or a similar one."""
+def _similar(name: str, more: list[Any], state: Any, restore: Restore, *, is_leaf: bool) -> str:
+    """Returns the path of an unexpected child with the same name below it, or a similar one.
+
+    For a leaf, this is a leaf: also the only one in a container with a similar name.
+    """
     above = [it for it in more if isinstance(state[it], Mapping) and name in state[it]]
     if len(above) == 1:
         return str(_paths.Trail(restore.path_of(str(above[0])), name))
-    near = _paths.closest(name, [str(it) for it in more])
-    return str(restore.path_of(near[0])) if near else ""
+    children = {str(it): state[it] for it in more}
+    near = _paths.closest(name, [*children])
+    if not near:
+        return ""
+    path, value = restore.path_of(near[0]), children[near[0]]
+    while is_leaf and isinstance(value, Mapping) and len(value) == 1:
+        [(key, value)] = value.items()
+        path = _paths.Trail(path, str(key))
+    return "" if is_leaf and isinstance(value, Mapping) else str(path)
 
 
 def _restore_by_handler(
