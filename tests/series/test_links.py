@@ -296,12 +296,64 @@ def test_memory_may_change_after_a_save_in_the_background(tmp_path: Path) -> Non
         check(run, step, {"w": np.full(100_000, step // 2, np.float64)})
 
 
+@pytest.mark.parametrize("background", [False, True])
+def test_both_tiers_have_links(tmp_path: Path, background: bool) -> None:
+    durable, fast = tmp_path / "run", tmp_path / "fast"
+    run = Series(durable, fast=fast, unchanged="link")
+
+    def save(step: int) -> None:
+        run.save(step, state(step), background=background)
+        run.wait()
+
+    for step in range(3):
+        save(step)
+    (shared,) = {it for it in files(run, 0) if it != shards.MANIFEST}
+    assert files(run, 2)[shared].st_nlink == 3
+    assert max(added(run, step) for step in (1, 2)) < 10_000
+    assert (fast / "step_2" / shared).stat().st_nlink == 1  # the older ones are removed
+    run = Series(durable, fast=fast, unchanged="link")
+    assert run.resume(state(0)) is not None
+    save(3)
+    assert files(run, 3)[shared].st_nlink == 4
+    shutil.rmtree(fast)
+    run = Series(durable, fast=fast, unchanged="link")
+    assert run.resume(state(0)) is not None
+    save(4)
+    assert shared not in files(run, 4)
+    save(5)
+    assert (
+        len(
+            {files(run, 4)[name].st_ino for name in files(run, 4)}
+            & {files(run, 5)[name].st_ino for name in files(run, 5)}
+        )
+        == 1
+    )
+    for step in range(6):
+        check(run, step, state(step))
+
+
+def test_damage_in_the_fast_tier_is_not_copied(tmp_path: Path) -> None:
+    durable, fast = tmp_path / "run", tmp_path / "fast"
+    run = Series(durable, fast=fast, unchanged="link")
+    for step in range(2):
+        run.save(step, state(step))
+        run.wait()
+    (shared,) = {it for it in files(run, 0) if it != shards.MANIFEST}
+    content = bytearray((fast / "step_1" / shared).read_bytes())
+    content[len(content) // 2] ^= 1
+    (fast / "step_1" / shared).write_bytes(content)
+    run.save(2, state(2))
+    with pytest.raises(treepack.errors.TreepackError, match=shared):
+        run.wait()
+    assert not Path(durable / "step_2").exists()
+    check(run, 1, state(1))
+
+
 def test_options_that_exclude_each_other(tmp_path: Path) -> None:
     options: Any
     for options, cure in (
         ({"unchanged": "copy"}, "'write' or 'link'"),
         ({"unchanged": "link", "sharded": False}, "leave out sharded=False"),
-        ({"unchanged": "link", "fast": tmp_path / "fast"}, "leave out fast="),
         ({"full_every": 3}, "leave it out"),
         ({"unchanged": "link", "full_every": 0}, "at least 1"),
     ):

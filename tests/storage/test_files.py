@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import gzip
 import os
@@ -23,7 +24,7 @@ from flax import serialization as flax
 
 import tiers
 import treepack
-from treepack._src.storage import disk
+from treepack._src.storage import disk, write
 from trees import assert_same
 from waiting import in_time
 
@@ -452,3 +453,25 @@ def test_out_of_memory_names_the_file_and_its_size(tmp_path: Path) -> None:
     for load in (treepack.load, treepack.open):
         with pytest.raises(MemoryError, match=rf"{path}', which has {1 << 43} bytes"):
             load(path, mmap=False)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems copy the bytes here")
+@pytest.mark.parametrize("fails_after", [0, 1, 3, None])
+def test_the_system_copies_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_after: int | None
+) -> None:
+    """Where it cannot, or no longer, the rest is written."""
+    data = np.random.default_rng(0).bytes(9 << 20)
+    (tmp_path / "source").write_bytes(data)
+    calls: list[int] = []
+
+    def copies(source: int, target: int, count: int, real: Any = os.copy_file_range) -> int:
+        if len(calls) == fails_after:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        calls.append(real(source, target, count))
+        return calls[-1]
+
+    monkeypatch.setattr(os, "copy_file_range", copies)
+    assert write.copy_file(tmp_path / "source", tmp_path / "copy") == len(data)
+    assert (tmp_path / "copy").read_bytes() == data
+    assert (sum(calls) == len(data)) is (fails_after is None or fails_after == 3)

@@ -8,22 +8,23 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import treepack._core as core
-from treepack._src.checkpoint.shards import MANIFEST
+from treepack._src.checkpoint.shards import MANIFEST, save_of
 from treepack._src.options import Progress, Saved, Writing
 from treepack._src.saving.directory import LocalDirectory, directory_at
 from treepack._src.saving.layout import file_layout
 from treepack._src.saving.lease import OwnBusyError
 from treepack._src.saving.sharded import ShardedWrite
 from treepack._src.storage.content import read_all
+from treepack._src.storage.entries import link
 from treepack._src.storage.place import joined
 from treepack._src.storage.write import copy_file, save_layout
 from treepack._src.tasks import Milestone
-from treepack.errors import BusyError, CorruptionError
+from treepack.errors import BusyError, CorruptionError, TreepackError
 
 # The seconds between checks whether another thread still saves to a directory.
 _LOOK_S = 0.005
@@ -89,9 +90,21 @@ def claimed(path: str) -> Iterator[Callable[[], None]]:
 
 
 def copy_checkpoint(
-    source: str, target: str, check: Callable[[], None], *, is_directory: bool
+    source: str,
+    target: str,
+    check: Callable[[], None],
+    *,
+    is_directory: bool,
+    before: str | None = None,
 ) -> None:
-    """Copies a local checkpoint, in one commit; `check` is called before a file gets its name.
+    """Copies a local checkpoint, in one commit.
+
+    Args:
+      source: Its path.
+      target: The path or URL of the copy.
+      check: Called before a file gets its name.
+      is_directory: Whether it is a directory.
+      before: An earlier checkpoint in the store of the copy: files of both are linked, not copied.
 
     Raises:
       CorruptionError: If the size of a file differs from the manifest.
@@ -101,10 +114,17 @@ def copy_checkpoint(
         return
     data = read_all(joined(source, MANIFEST))
     files = core.Manifest.decode(data).files
+    there = set() if before is None else {*_files_of(before)}
     directory = directory_at(target)
-    directory.claim(files[0][0].partition("-")[0])
+    directory.claim(save_of(files[0][0]))
     try:
-        for name, expected, _ in files:
+        for file in files:
+            name, expected, _ = file
+            if before is not None and file in there:
+                directory.linked.add(name)
+                with contextlib.suppress(OSError, NotImplementedError):  # then it is copied
+                    link(joined(before, name), directory.file(name), durable=True)
+                    continue
             nbytes = copy_file(joined(source, name), directory.file(name))
             if nbytes != expected:
                 raise CorruptionError(
@@ -115,6 +135,16 @@ def copy_checkpoint(
     finally:
         directory.clean()
         directory.release()
+
+
+def _files_of(path: str) -> Sequence[tuple[str, int, int]]:
+    """Returns the files of a checkpoint; none if it is a file, or is missing or damaged."""
+    with contextlib.suppress(OSError, TreepackError):
+        files: Sequence[tuple[str, int, int]] = core.Manifest.decode(
+            read_all(joined(path, MANIFEST))
+        ).files
+        return files
+    return ()
 
 
 def remove_unfinished(path: str) -> None:

@@ -33,8 +33,8 @@ from treepack._src.printable import warn
 from treepack._src.pytree.leaves import finish_transfer, host_view, start_transfer
 from treepack._src.saving.directory import Directory
 from treepack._src.storage.deferred import Deferred
-from treepack._src.storage.place import joined, real, shown
-from treepack._src.storage.stores import store_of
+from treepack._src.storage.entries import is_local, link
+from treepack._src.storage.place import joined, shown
 from treepack._src.storage.write import copy_file
 from treepack.errors import TreepackError
 
@@ -166,22 +166,22 @@ class Step(NamedTuple):
 
         Digests are computed only of shards that may be unchanged.
         """
-        found, likely = {}, []
+        files, likely = {}, []
         for number, (part, probe) in enumerate(zip(parts, probes, strict=True)):
             stored = self.shards.get(part.text)
             if stored is None or stored.kind != part.kind:
                 continue
             before = self.probes.get(part.text)
             if self.is_same_array(part):
-                found[number] = stored.file
+                files[number] = stored.file
             elif probe is None or before is None or probe == before:
                 likely.append(number)
         digests = digests_of([parts[number].data for number in likely], threads)
         for number, digest in zip(likely, digests, strict=True):
             stored = self.shards[parts[number].text]
             if stored.digest == digest:
-                found[number] = stored.file
-        return found
+                files[number] = stored.file
+        return files
 
     def worth_linking(self, parts: Sequence[Part], unchanged: dict[int, str]) -> list[str]:
         """Returns the files of which at least half of the bytes are unchanged shards."""
@@ -263,15 +263,12 @@ class Linking:
         return done
 
     def _link(self, source: str, target: str, *, durable: bool) -> None:
-        (store, old), (_, new) = store_of(source), store_of(target)
-        if real(source) == real(target) and store.exists(old):  # the step is saved again
-            return
         try:
-            store.link(old, new, durable=durable)
+            link(source, target, durable=durable)
         except FileNotFoundError:
             raise
         except OSError as error:
-            if not store.is_local:
+            if not is_local(source):
                 raise
             copy_file(source, target)
             if not self._has_warned:
@@ -329,13 +326,13 @@ def fixed(parts: Sequence[Part], *, on_host: bool) -> list[Part]:
     for part, is_moved in zip(parts, moved, strict=True):
         if is_moved:
             start_transfer(part.data)
-    found = []
+    unchanging = []
     for part, is_moved in zip(parts, moved, strict=True):
         if is_moved:
-            found.append(part._replace(data=in_host_memory(part.data)))
+            unchanging.append(part._replace(data=in_host_memory(part.data)))
         else:
-            found.append(part._replace(data=np.array(part.data)) if part.may_change else part)
-    return found
+            unchanging.append(part._replace(data=np.array(part.data)) if part.may_change else part)
+    return unchanging
 
 
 def in_host_memory(array: Any) -> np.ndarray:

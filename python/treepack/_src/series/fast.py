@@ -249,7 +249,9 @@ class Fast:
                 self.checkpoints.damaged[step] = error.with_traceback(None)
             raise
         with room_for(self._durable, step, is_directory) as check:
-            copy_checkpoint(source, target, check, is_directory=is_directory)
+            earlier = [at for at in self._durable.steps() if at <= step]
+            before = self._durable.path(earlier[-1]) if earlier else None
+            copy_checkpoint(source, target, check, is_directory=is_directory, before=before)
             has_saved(self._durable, summary, self._keep, check)
         self._copied = step
 

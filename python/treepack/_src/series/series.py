@@ -108,7 +108,7 @@ class Series(Hinting):
         storage_options: StorageOptions = None,
     ):
         check("timeout", timeout)
-        linking = _linking(unchanged, full_every, sharded, fast)
+        linking = _linking(unchanged, full_every, sharded)
         folder = Folder.of(path, prefix, storage_options)  # the program may go elsewhere
         is_name = os.path.basename(prefix) == prefix  # noqa: PTH119  # a URL is not a path
         if not is_name or prefix[-1:].isdigit():
@@ -302,7 +302,7 @@ class Series(Hinting):
             self.skipped = resuming.skipped
         self.local = None if loaded is None else loaded.local
         if self._linking is not None and loaded is not None:
-            self._linking.resume(self._checkpoints.path(loaded.step))
+            self._linking.resume(self._first.path(loaded.step))
         return None if loaded is None else (loaded.step, loaded.state)
 
     @called
@@ -521,9 +521,7 @@ class Series(Hinting):
             raise TreepackError(f"no checkpoint of step {step} in {folder}: {there}")
 
 
-def _linking(
-    unchanged: str, full_every: int | None, sharded: bool | None, fast: Any
-) -> Linking | None:
+def _linking(unchanged: str, full_every: int | None, sharded: bool | None) -> Linking | None:
     """Returns the links between the steps of a series; `None` if each step is written.
 
     Raises:
@@ -539,10 +537,6 @@ def _linking(
     if sharded is False:
         raise ValueError(
             "unchanged='link' saves directories: leave out sharded=False, or pass unchanged='write'"
-        )
-    if fast is not None:
-        raise ValueError(
-            "unchanged='link' does not support fast=: leave out fast=, or pass unchanged='write'"
         )
     return Linking(full_every)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import treepack._core as core
-from treepack._src.storage.place import joined
+from treepack._src.storage.place import joined, real
 from treepack._src.storage.store import ABSENT, Entry, is_hidden
 from treepack._src.storage.stores import store_of
 
@@ -79,6 +79,19 @@ def is_directory(path: _Path) -> bool:
     """Returns whether there is a directory."""
     store, place = store_of(path)
     return store.is_directory(place)
+
+
+def link(source: _Path, target: _Path, *, durable: bool) -> None:
+    """Gives a file another name in its store: by a hard link, or a copy made by the store.
+
+    Raises:
+      OSError: If the store has no such links.
+      NotImplementedError: The same, from libraries.
+    """
+    (store, old), (_, new) = store_of(source), store_of(target)
+    if real(source) == real(target) and store.exists(old):  # a checkpoint is saved again
+        return
+    store.link(old, new, durable=durable)
 
 
 def remove_files(*paths: _Path) -> None:
