@@ -195,7 +195,6 @@ def test_leaves_can_be_left_out(tmp_path: Path) -> None:
         ({"a": np.ones(1)}, {"compress": "numbers"}, "compress= does not apply"),
         ({"a": np.ones(1)}, {"level": 3}, "level= does not apply"),
         ({"a": np.ones(1)}, {"align": 16}, "align= does not apply"),
-        ({"a": np.ones(1)}, {"sharded": True}, "sharded= does not apply"),
         ({"a": np.ones(1)}, {"base": {"a": np.ones(1)}}, "base= does not apply"),
         ({"a": np.ones(1)}, {"max_shard_size": "5GB"}, "max_shard_size= applies to directories"),
         ({"a": np.ones(1)}, {"format": "npz"}, "format must be None or 'safetensors'"),

@@ -625,6 +625,11 @@ for step in range(2):
     assert found["step"] == step
     for mine, theirs in zip(found["w"].addressable_shards, array(step).addressable_shards):
         np.testing.assert_array_equal(mine.data, theirs.data)
+    for path in (url + "-hub", url + "-hub.safetensors"):
+        rules = {"a": ("w", "i o -> o i"), "b": "b"}
+        treepack.save(path, {"a": array(step), "b": array(step)}, format="safetensors",
+                      mapping=rules, max_shard_size=None if path.endswith("s") else 9000,
+                      storage_options=options)
 """
 
 
@@ -637,3 +642,11 @@ def test_processes_save_together(server: s3.Server) -> None:
     np.testing.assert_array_equal(
         found["w"], np.arange(64 * 32, dtype=np.float32).reshape(64, 32) + 1
     )
+    for suffix in ("-hub", "-hub.safetensors"):
+        hub = treepack.load(url + suffix, storage_options=server.options)
+        np.testing.assert_array_equal(hub["w"].T, found["w"])
+        np.testing.assert_array_equal(hub["b"], found["w"])
+        inside = entries(resolved(url + suffix, server.options), hidden=True)
+        assert not [each.name for each in inside if each.name.startswith(".")]
+    there = entries(resolved(server.url(""), server.options), hidden=True)
+    assert not [each.name for each in there if each.name.startswith(".together")]

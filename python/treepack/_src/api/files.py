@@ -20,6 +20,7 @@ from treepack._src.checkpoint.select import chosen
 from treepack._src.checkpoint.sharded import unless_replaced
 from treepack._src.checkpoint.shards import warn_of_part
 from treepack._src.formats import SEPARATOR, Format, Leaves, Write
+from treepack._src.formats.exchange import exchange_of
 from treepack._src.formats.named import named, nested
 from treepack._src.options import (
     Export,
@@ -121,7 +122,8 @@ def save(
         this one, and so does the exit of the program.
       sharded: Whether `path` becomes a directory, in which each process of `jax.distributed` writes
         a file of its shards; see docs/sharded.md. All processes must call this with the same tree.
-        `None` does so if an array is not fully held by any single process.
+        `None` does so if an array is not fully held by any single process. Safetensors keep their
+        form: each process writes some of their files.
       step: A number for this save, such as the training step. Processes that save together compare
         it, so that a process that missed a save cannot combine its shards with another step. It is
         not stored; use `metadata` for that.
@@ -219,7 +221,7 @@ def save(
         check_iterator(saved, background=background)
     else:
         tree = chosen(tree, saved.select, saved.exclude)
-        if saved.mapping is not None:
+        if format is None and saved.mapping is not None:
             tree = _mapped(tree, saved, snapshot=background)
     if format is not None:
         return _saved(format, place, tree, saved, export, options, background=background)
@@ -284,16 +286,29 @@ def _saved(
             content = format.content_of(tree, saved)
             _export(format, place, *content, export, options)(options.get("progress"))
         return None
-    content = format.content_of(tree, saved)
-    together = _export(format, place, *content, export, options, snapshot=background)
-    return run(place, together, options.get("progress"), background=background)
+    exchange = exchange_of(format.room(place), tree, saved, snapshot=background)
+    try:
+        if exchange is not None:
+            tree = exchange.tree
+        if saved.mapping is not None:
+            tree = _nested(mapped_leaves(tree, saved.mapping, snapshot=background))
+        content = format.content_of(tree, saved)
+        write = _export(
+            format, place, *content, export, options, snapshot=background, exchange=exchange
+        )
+    except BaseException as error:
+        if exchange is not None:
+            exchange.abandon(error)
+        raise
+    abandon = None if exchange is None else exchange.abandon
+    return run(place, write, options.get("progress"), background=background, abandon=abandon)
 
 
 def _mapped(tree: Any, saved: Saved, *, snapshot: bool) -> Any:
-    """Returns a tree in the layout of the file."""
+    """Returns a tree in the layout of a file of treepack or flax."""
     if saved.sharded or is_distributed(tree):
         raise TreepackError(
-            "mapping= is for trees that one process saves to files of its own: save without it, "
+            "mapping= is for trees that one process saves: save without it, "
             "and convert the checkpoint, or gather the arrays, as by "
             "jax.experimental.multihost_utils.process_allgather"
         )
@@ -321,12 +336,11 @@ def _export(
     metadata: Mapping[str, str] | None,
     export: Export,
     options: Any,
-    *,
-    snapshot: bool = False,
+    **more: Any,
 ) -> Write:
     """Returns a function that writes leaves in a format of another library."""
     writing = Writing.of({**options, "compress": False})
-    return format.write(place, leaves, metadata, writing, export, snapshot=snapshot)
+    return format.write(place, leaves, metadata, writing, export, **more)
 
 
 def _copy(

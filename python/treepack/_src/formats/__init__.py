@@ -113,6 +113,13 @@ class Format:
                 f"{self.name}: leave them out"
             )
 
+    def room(self, path: str) -> str | None:
+        """Returns the directory for what processes exchange while they save to a path together.
+
+        `None` if a single process saves in this format.
+        """
+        return None
+
     def content_of(self, tree: Any, saved: Saved) -> tuple[Leaves, Mapping[str, str] | None]:
         """Returns the arrays of a tree that is saved, and the metadata as strings."""
         raise NotImplementedError
@@ -126,10 +133,12 @@ class Format:
         export: Export,
         *,
         snapshot: bool = False,
+        exchange: Any = None,
     ) -> Write:
         """Returns a function that writes arrays by their paths.
 
-        With `snapshot`, they may change before it is called.
+        With `snapshot`, they may change before it is called. With an `Exchange`, all its processes
+        call it together.
         """
         raise NotImplementedError
 

@@ -226,6 +226,10 @@ class Group:
         elif folder is None and self.count > 1:
             _others_rounds.join(self)
 
+    def further(self) -> Group:
+        """Returns another round of the same processes, after this one has ended."""
+        return Group(self._timeout, step=self.step, folder=f"{self._folder}/more", call=self._call)
+
     def announce(self, text: str) -> None:
         """Sends the name and identity of the save (`""`: no save) to all others; for process 0."""
         self._tell("name", json.dumps([self.step, text]))

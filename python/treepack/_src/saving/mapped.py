@@ -56,11 +56,16 @@ def mapped_leaves(tree: Any, mapping: Any, *, snapshot: bool) -> Leaves:
         ties.setdefault(new, []).append(tie)
     mapped: list[tuple[tuple[str, ...], Any]] = []
     for new, old in plan.same.items():
-        for tie in ties.get(new, ()):
-            check_equal(new, leaves[old], held.read(tie, new))
-        mapped.append((tuple(_paths.parts(new)), leaves[old]))
+        leaf = leaves[old]
+        if new in ties and isinstance(leaf, Deferred) and leaf.is_later:
+            leaf = _Tensor(new, old, leaf.shape, leaf.dtype, ties[new], held)
+        else:
+            for tie in ties.get(new, ()):
+                check_equal(new, leaf, held.read(tie, new))
+        mapped.append((tuple(_paths.parts(new)), leaf))
     for new, made in plan.made.items():
-        tensor = _Tensor(new, made, ties.get(new, ()), held)
+        shape = made.assembly.result.shape
+        tensor = _Tensor(new, made, shape, made.dtype, ties.get(new, ()), held)
         mapped.append((tuple(_paths.parts(new)), tensor))
     return mapped
 
@@ -71,41 +76,56 @@ class _Sources:
     def __init__(self, leaves: dict[str, Any], snapshot: bool):
         """Keeps a copy of arrays of NumPy with `snapshot`."""
         self._leaves, self._snapshot = leaves, snapshot
-        self._held: dict[str, Source] = {}
+        self._held: dict[str, Any] = {}
 
     def hold(self, paths: Iterable[str]) -> None:
         """Keeps the arrays at these paths."""
         for path in paths:
             if path not in self._held:
-                self._held[path] = Source(_held(self._leaves[path], snapshot=self._snapshot))
+                self._held[path] = _held(self._leaves[path], snapshot=self._snapshot)
 
     def read(self, made: Made | str, path: str) -> Any:
         """Returns the tensor at a path, or a leaf that is one."""
         if isinstance(made, str):
-            return self._leaves[made]
+            leaf = self._leaves[made]
+            return leaf.now() if isinstance(leaf, Deferred) else leaf
         self.hold(made.assembly.paths)
         paths = made.assembly.paths
-        return assembled(made, lambda at: self._held[paths[at]], path=path)
+
+        def source(at: int) -> Source:
+            array = self._held[paths[at]]
+            return Source(array.now() if isinstance(array, Deferred) else array)
+
+        return assembled(made, source, path=path)
 
 
 class _Tensor(Held):
     """A tensor of the file, which is made of leaves when it is written."""
 
-    def __init__(self, path: str, made: Made, ties: Sequence[Made | str], held: _Sources):
-        super().__init__(made.assembly.result.shape, made.dtype)
+    def __init__(
+        self,
+        path: str,
+        made: Made | str,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        ties: Sequence[Made | str],
+        held: _Sources,
+    ):
+        """`made` is what a rule makes, or the path of a leaf; `ties` are others that are equal."""
+        super().__init__(shape, dtype)
         self._path, self._tensor, self._ties, self._sources = path, made, ties, held
         for one in (made, *ties):
             held.hold([one] if isinstance(one, str) else one.assembly.paths)
 
     def _make(self) -> np.ndarray:
-        tensor: np.ndarray = self._sources.read(self._tensor, self._path)
+        tensor = np.asarray(self._sources.read(self._tensor, self._path))
         for tie in self._ties:
             check_equal(self._path, tensor, self._sources.read(tie, self._path))
         return tensor.reshape(-1)
 
 
 def _held(leaf: Any, *, snapshot: bool) -> Any:
-    """Returns an array as a `Source` has it: of NumPy, in a file, or on devices.
+    """Returns an array as a `Source` has it: of NumPy, in a file now or later, or on devices.
 
     Raises:
       CorruptionError: If it is in a file, and damaged.
@@ -113,6 +133,8 @@ def _held(leaf: Any, *, snapshot: bool) -> Any:
     if isinstance(leaf, (np.ndarray, np.generic)):
         array = np.array(leaf) if snapshot else np.asarray(leaf)
         return _InMemory(array.astype(array.dtype.newbyteorder("="), copy=False))
+    if isinstance(leaf, Deferred) and leaf.is_later:
+        return leaf
     if isinstance(leaf, LazyArray):
         leaf.compare()
         return leaf

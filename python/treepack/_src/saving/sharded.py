@@ -60,7 +60,11 @@ def is_distributed(tree: Any) -> bool:
 
 
 class ShardedWrite:
-    """A save to a directory together with all other processes; calling it writes it."""
+    """A save to a directory together with all other processes; calling it writes it.
+
+    Attributes:
+      group: The processes.
+    """
 
     def __init__(
         self,
@@ -71,7 +75,7 @@ class ShardedWrite:
         *,
         snapshot: bool,
     ):
-        self._group = Group(saved.timeout, step=saved.step)
+        self.group = Group(saved.timeout, step=saved.step)
         self._path = absolute(path)  # the working directory may change
         self._writing = writing
         try:
@@ -84,7 +88,7 @@ class ShardedWrite:
         self, path: str | os.PathLike[str], tree: Any, saved: Saved, *, snapshot: bool
     ) -> None:
         """Plans the files of all processes, and encodes the shards of this one."""
-        index, count = self._group.index, self._group.count
+        index, count = self.group.index, self.group.count
         whole = described_layout(
             tree, 1, saved.metadata, static=saved.static, index=True, hollow=True
         )
@@ -154,11 +158,11 @@ class ShardedWrite:
     @property
     def leads(self) -> bool:
         """Whether this is process 0, which commits."""
-        return self._group.index == 0
+        return self.group.index == 0
 
     def abandon(self, error: BaseException) -> None:
         """Sends an error to all others: this process will not write, so that none waits for it."""
-        self._group.abandon(error)
+        self.group.abandon(error)
 
     def __call__(self, progress: Progress) -> None:
         """Writes the checkpoint; must be called once.
@@ -185,34 +189,34 @@ class ShardedWrite:
                 try:
                     directory.claim(name)
                 except BaseException:
-                    self._group.announce("")
+                    self.group.announce("")
                     raise
                 try:
                     self._write_and_commit(directory, name, progress)
-                    self._group.end()  # the others continue while old files are removed
+                    self.group.end()  # the others continue while old files are removed
                 finally:
                     directory.clean()
             finally:
                 directory.release()
         except BaseException as error:
-            self._group.end(error)
+            self.group.end(error)
             raise
 
     def _write_and_commit(self, directory: Directory, name: str, progress: Progress) -> None:
         linking = self._linking
         full = None if linking is None else linking.full(linking.previous(self._parts))
         if self._identity is not None:
-            self._group.announce(json.dumps([name, self._identity.summary(), full]))
+            self.group.announce(json.dumps([name, self._identity.summary(), full]))
         mine = self.write(directory, name, full, progress)
-        messages = {0: Message(written=mine), **self._group.gather()}
+        messages = {0: Message(written=mine), **self.group.gather()}
         errors = [*self._errors_of(messages)]
         if errors:
-            raise self._group.failed(errors)
+            raise self.group.failed(errors)
         self._commit(directory, name, messages)
 
     def _follow(self, directory: Directory, progress: Progress) -> None:
         """Writes as another process."""
-        group, mine = self._group, self._identity
+        group, mine = self.group, self._identity
         announced = group.announced()
         if announced and mine is not None:
             name, identity, full = json.loads(announced)
@@ -240,7 +244,7 @@ class ShardedWrite:
         layout, self._layout = self._layout, None
         if layout is None:
             return None
-        file = file_name(name, self._group.index)
+        file = file_name(name, self.group.index)
         save_layout(layout, directory.file(file), self._writing, progress)
         del layout
         return directory.look(file)
@@ -268,7 +272,7 @@ class ShardedWrite:
         if self._writing.compress and not self._is_fixed:  # digests and bytes must stay equal
             rest = dict(zip(rest, fixed([*rest.values()], on_host=False), strict=True))
         links = [*step.files]
-        index = self._group.index
+        index = self.group.index
         # Shards that change together lie together. The last file is the one of the process: once it
         # is on the disk, so are the names before it.
         for place, is_moved in ((1, True), (0, False)):
@@ -314,8 +318,8 @@ class ShardedWrite:
             row = messages[process].written
             written = None if row is None else Written(*row)
             if written is None or written.name not in there:
-                found = self._look(directory, name, process)  # listings may be stale
-                written = found if written is None else written
+                again = self._look(directory, name, process)  # listings may be stale
+                written = again if written is None else written
             if written.plan != self._plan:
                 raise TreepackError(
                     f"process {process} saved a different tree than process 0, or arrays that are "
@@ -397,12 +401,12 @@ def _shards(
             f"at {_paths.text(path)}: the array is incomplete: expected {len(needed)} shards in "
             f"process {process}, found {len(held)}. Create the array again"
         )
-    found = []
+    rows = []
     for cell, box, corner in zip(wanted, boxes, corners, strict=True):
         data = held[corner]
         if is_split:
             if _jax.is_array(data):
                 data = held[corner] = in_host_memory(data)
             data = data[tuple(slice(a - c, b - c) for (a, b), c in zip(box, corner, strict=True))]
-        found.append((cell, [cells.name(cell)], data))
-    return found
+        rows.append((cell, [cells.name(cell)], data))
+    return rows

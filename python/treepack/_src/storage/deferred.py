@@ -22,10 +22,16 @@ class Deferred:
     Attributes:
       shape: The dimensions.
       dtype: The NumPy dtype.
+      is_later: Whether it will be in a file only when its elements are needed.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    is_later = False
+
+    def now(self) -> Any:
+        """Returns itself, or the array in the file if it is there by now."""
+        return self
 
     @property
     def ndim(self) -> int:

@@ -99,8 +99,7 @@ class Npy(Format):
         metadata: Mapping[str, str] | None,
         writing: Writing,
         export: Export,
-        *,
-        snapshot: bool = False,
+        **_: Any,
     ) -> Write:
         """Returns a function that writes the array of a tree that is one."""
         arrays = dict(leaves)

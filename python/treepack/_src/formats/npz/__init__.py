@@ -52,9 +52,7 @@ class Npz(Format):
         metadata: Mapping[str, str] | None,
         writing: Writing,
         export: Export,
-        *,
-        snapshot: bool = False,
-        exchange: Any = None,
+        **_: Any,
     ) -> Write:
         """Returns a function that writes an archive, without metadata."""
         import zipfile  # takes milliseconds of the start of every program

@@ -24,16 +24,15 @@ from treepack._src.formats.safetensors.header import INDEX_SUFFIX, SUFFIXES, has
 from treepack._src.formats.safetensors.reading import RepositoryReader, SafetensorsReader
 from treepack._src.formats.safetensors.writing import (
     DEFAULT_SIZE,
+    Save,
     leaves_to_save,
+    room_of,
     size_of,
     text_metadata,
-    write_of,
 )
 from treepack._src.options import Export, Saved, Writing
-from treepack._src.saving.sharded import is_distributed
 from treepack._src.storage.content import Openable, Opened
 from treepack._src.storage.deferred import InContent
-from treepack.errors import TreepackError
 
 
 class Safetensors(Format):
@@ -79,13 +78,12 @@ class Safetensors(Format):
                     "file: choose another path"
                 )
 
+    def room(self, path: str) -> str | None:
+        """Returns the directory itself, or one beside a file."""
+        return room_of(path)
+
     def content_of(self, tree: Any, saved: Saved) -> tuple[Leaves, Mapping[str, str] | None]:
         """Returns the arrays of a tree, and the metadata."""
-        if saved.sharded is None and is_distributed(tree):
-            raise TreepackError(
-                "safetensors are written by one process, and arrays have shards on devices of "
-                "others: gather them, as by jax.experimental.multihost_utils.process_allgather"
-            )
         return leaves_to_save(tree, saved.static), text_metadata(saved.metadata)
 
     def write(
@@ -97,6 +95,7 @@ class Safetensors(Format):
         export: Export,
         *,
         snapshot: bool = False,
+        exchange: Any = None,
     ) -> Write:
         """Returns a function that writes arrays, byte for byte as the library.
 
@@ -105,7 +104,8 @@ class Safetensors(Format):
         arrays = named(leaves, export.separator)
         size = DEFAULT_SIZE if export.max_shard_size is None else export.max_shard_size
         most = None if has_suffix(path) else size_of(size)
-        return write_of(path, arrays, metadata, writing, most, snapshot=snapshot)
+        more: Any = {"snapshot": snapshot, "exchange": exchange}
+        return Save(path, arrays, metadata, writing, most, **more)
 
     def tree_of(self, content: core.Content, separator: str, max_size: int | None) -> Any:
         """Returns the tree of the arrays in a file, and its metadata."""
@@ -123,7 +123,6 @@ _NOT_HERE = {
     "level": "which are never compressed",
     "align": "which are aligned to 8 bytes",
     "base": "which have no differences",
-    "sharded": "which one process writes",
 }
 
 FORMAT = Safetensors()

@@ -17,7 +17,8 @@ import operator
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ import treepack._core as core
 from treepack._core import Class
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.shards import MANIFEST
-from treepack._src.formats import Write
+from treepack._src.formats.exchange import HIDDEN, Exchange, writers_of
 from treepack._src.formats.named import without_dtype
 from treepack._src.formats.safetensors.header import (
     INDEX,
@@ -37,6 +38,7 @@ from treepack._src.formats.safetensors.header import (
     SHARD,
     WHOLE,
     encode_header,
+    has_suffix,
 )
 from treepack._src.options import Progress, Static, Tell, Writing, progress_bar
 from treepack._src.printable import bytes_of, printable
@@ -45,8 +47,8 @@ from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.registry.code import is_code
 from treepack._src.saving.directory import warn_of_kept
 from treepack._src.saving.lease import Permit, leased
-from treepack._src.storage.entries import entries, remove_files
-from treepack._src.storage.place import absolute, joined, shown
+from treepack._src.storage.entries import entries, is_local, remove, remove_files
+from treepack._src.storage.place import absolute, beside, joined, shown
 from treepack._src.storage.write import save_layout
 from treepack.errors import CorruptionError, TreepackError, UnserializableLeafError
 
@@ -195,81 +197,147 @@ def split(arrays: Mapping[str, Any], max_shard_size: int) -> list[dict[str, Any]
     return [*parts, current] if current or not parts else parts
 
 
-def write_of(
-    path: str | os.PathLike[str],
-    arrays: Mapping[str, Any],
-    metadata: Mapping[str, str] | None,
-    writing: Writing,
-    max_shard_size: int | None,
-    *,
-    snapshot: bool = False,
-) -> Write:
-    """Returns a function that writes arrays to a file, or with `max_shard_size` to a directory.
-
-    See `part_of` for errors.
-    """
-    several = [arrays] if max_shard_size is None else split(arrays, max_shard_size)
-    parts = [part_of(part, metadata) for part in several]
-    total = sum(part.nbytes for part in parts)
-    layouts = (part.layout(snapshot=snapshot) for part in parts)
-    if snapshot:
-        layouts = (layout for layout in [*layouts])
-    where = absolute(path)  # the working directory may change
-
-    def write(paths: list[str], progress: Progress, permit: Permit) -> None:
-        before = 0
-        with progress_bar(progress, "save") as bar:
-            tell: Tell = bar or (lambda *_: None)
-
-            def each(done: int, nbytes: int) -> None:
-                if done == nbytes:  # only then the file gets its name
-                    permit.check()
-                tell(before + done, total)
-
-            for place, part in zip(paths, parts, strict=True):
-                save_layout(next(layouts), place, writing, each)
-                before += part.nbytes
-
-    if max_shard_size is None:
-        return lambda progress: write([where], progress, Permit())
-    return functools.partial(_write_directory, where, parts, write, writing.durable)
-
-
-# The directory
-
-
 # Temporary files of a save that was killed, in a local directory.
 _TEMPORARY = re.compile(rf"\.({SHARD.pattern}|lease\.treepack)\.treepack-.*\.tmp")
 
 
-def _write_directory(
-    path: str,
-    parts: Sequence[Part],
-    write: Callable[[list[str], Progress, Permit], None],
-    durable: bool,
-    progress: Progress,
-) -> None:
-    """Writes files to a directory, the index last, and removes the files of earlier saves."""
-    with leased(path, secrets.token_hex(4)) as permit:
-        before = {entry.name for entry in entries(path)}
-        _check_free(path, before)
-        names = _names(len(parts), before)
-        try:
-            write([joined(path, name) for name in names], progress, permit)
-        except BaseException:
-            if permit.is_held:  # else another job may use these names
-                _remove(path, {*names} - before - {WHOLE})
-            raise
-        if names != [WHOLE]:  # after an error, a store may have it
-            index = _index(dict(zip(names, parts, strict=True)))
-            permit.commit(joined(path, INDEX), index, durable=durable)
-        if not permit.is_held:
+class Save:
+    """A save of arrays to a file or a directory; calling it writes them, once."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        arrays: Mapping[str, Any],
+        metadata: Mapping[str, str] | None,
+        writing: Writing,
+        max_shard_size: int | None,
+        *,
+        snapshot: bool,
+        exchange: Exchange | None,
+    ):
+        """Plans the files; see `part_of` for errors.
+
+        Args:
+          path: The file, or the directory.
+          arrays: The arrays by their names.
+          metadata: The metadata of each file, or `None`.
+          writing: The options of writing.
+          max_shard_size: The maximum size of each file in bytes; `None` if `path` is a file.
+          snapshot: Whether arrays may change before the call.
+          exchange: The processes that save together, and their arrays; `None` for one process.
+        """
+        self._is_file = max_shard_size is None
+        several = [arrays] if max_shard_size is None else split(arrays, max_shard_size)
+        self._parts = [part_of(part, metadata) for part in several]
+        self._path = absolute(path)  # the working directory may change
+        self._writing, self._exchange = writing, exchange
+        self._layouts: dict[int, core.Layout] = {}
+        if snapshot and exchange is None:
+            self._layouts = {at: part.layout(snapshot=True) for at, part in enumerate(self._parts)}
+        index, count = (0, 1) if exchange is None else (exchange.index, exchange.count)
+        writers = writers_of([part.nbytes for part in self._parts], count)
+        self._mine = [at for at, writer in enumerate(writers) if writer == index]
+        self._nbytes = sum(self._parts[at].nbytes for at in self._mine)
+
+    def __call__(self, progress: Progress) -> None:
+        with progress_bar(progress, "save") as tell:
+            try:
+                if self._exchange is not None and self._exchange.index > 0:
+                    self._follow(self._exchange, tell)
+                elif self._is_file:
+                    self._lead_file(tell)
+                else:
+                    self._lead_directory(tell)
+            except BaseException as error:
+                if self._exchange is not None:
+                    self._exchange.abandon(error)
+                raise
+
+    def _lead_file(self, tell: Tell | None) -> None:
+        """Writes one file, in process 0 if there are several."""
+        if self._exchange is None:
+            self._write([], tell, Permit())
             return
-        old = {name for name in before if SHARD.fullmatch(name) or _TEMPORARY.fullmatch(name)}
-        old |= {WHOLE, INDEX} & before
-        if names == [WHOLE] and INDEX in old:
-            remove_files(joined(path, INDEX))  # readers prefer it, so it goes first
-        _remove(path, old - {*names, INDEX})
+        room = room_of(self._path)
+        with (
+            leased(room, secrets.token_hex(4)) as permit,
+            self._exchange.opened(tell, self._nbytes),
+        ):
+            self._write(self._exchange.agree(self._plan()), tell, permit)
+            self._exchange.gather()
+        if is_local(room):
+            with contextlib.suppress(OSError):
+                Path(room).rmdir()
+
+    def _lead_directory(self, tell: Tell | None) -> None:
+        """Writes files to a directory, the index last, and removes the files of earlier saves."""
+        path, exchange = self._path, self._exchange
+        with leased(path, secrets.token_hex(4)) as permit:
+            with (
+                contextlib.nullcontext()
+                if exchange is None
+                else exchange.opened(tell, self._nbytes)
+            ):
+                before = {entry.name for entry in entries(path)}
+                _check_free(path, before)
+                names = _names(len(self._parts), before)
+                try:
+                    if exchange is not None:
+                        exchange.agree(self._plan(), names)
+                    self._write(names, tell, permit)
+                    if exchange is not None:
+                        exchange.gather()
+                except BaseException:
+                    if permit.is_held:  # else another job may use these names
+                        _remove(path, {*names} - before - {WHOLE})
+                    raise
+                if names != [WHOLE]:  # after an error, a store may have it
+                    index = _index(dict(zip(names, self._parts, strict=True)))
+                    permit.commit(joined(path, INDEX), index, durable=self._writing.durable)
+            if not permit.is_held:
+                return
+            old = {name for name in before if SHARD.fullmatch(name) or _TEMPORARY.fullmatch(name)}
+            old |= {WHOLE, INDEX} & before
+            if names == [WHOLE] and INDEX in old:
+                remove_files(joined(path, INDEX))  # readers prefer it, so it goes first
+            _remove(path, old - {*names, INDEX})
+            if exchange is None:
+                with contextlib.suppress(OSError):  # of a save of several processes, if killed
+                    remove(joined(path, HIDDEN))
+
+    def _follow(self, exchange: Exchange, tell: Tell | None) -> None:
+        """Writes the files of another process than 0."""
+        with exchange.opened(tell, self._nbytes):
+            self._write(exchange.agree(self._plan()), tell, Permit())
+
+    def _plan(self) -> int:
+        """Returns a checksum of the files."""
+        return functools.reduce(lambda sum, part: zlib.crc32(part.header, sum), self._parts, 0)
+
+    def _write(self, names: Sequence[str], tell: Tell | None, permit: Permit) -> None:
+        """Writes the files of this process, which have these names in a directory."""
+        before = 0 if self._exchange is None else self._exchange.nbytes
+        total = before + self._nbytes
+
+        def each(done: int, nbytes: int) -> None:
+            if done == nbytes:  # only then the file gets its name
+                permit.check()
+            if tell is not None:
+                tell(before + done, total)
+
+        for at in self._mine:
+            layout = self._layouts.pop(at, None)
+            if layout is None:
+                layout = self._parts[at].layout(snapshot=False)
+            place = self._path if self._is_file else joined(self._path, names[at])
+            save_layout(layout, place, self._writing, each)
+            del layout
+            before += self._parts[at].nbytes
+
+
+def room_of(path: str) -> str:
+    """Returns the directory of the files that a save of several processes keeps until it ends."""
+    return beside(path, f".{os.path.basename(path)}") if has_suffix(path) else path  # noqa: PTH119
 
 
 def _check_free(path: str, names: set[str]) -> None:

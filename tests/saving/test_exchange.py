@@ -1,0 +1,267 @@
+"""Safetensors that several processes save together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import processes
+import tiers
+import treepack
+from tiers import examples
+from treepack._src.formats.exchange import HIDDEN, writers_of
+
+TREE = """
+import json, pathlib
+from treepack._src.formats.safetensors import writing
+from treepack._src.saving import mapped
+
+mesh = Mesh(np.array(jax.devices()).reshape(2, -1), ("x", "y"))
+
+def put(value, *axes):
+    sharding = NamedSharding(mesh, P(*axes))
+    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+W = np.arange(4 * 16 * 8, dtype=np.float32).reshape(4, 16, 8)
+B = (np.arange(32) / 7).astype(jnp.bfloat16)
+HOST = {
+    "layers": {"w": W, "norm": W[:, 0] * 2},
+    "embed": W[0] + 1,
+    "b": B,
+    "own": np.arange(10.0),
+    "big": np.arange(3, dtype=">i4"),
+    "empty": np.zeros((0, 3), np.int8),
+    "count": np.int32(5),
+}
+
+def distributed():
+    return HOST | {
+        "layers": {"w": put(W, None, "x", "y"), "norm": put(W[:, 0] * 2, "x")},
+        "embed": put(W[0] + 1, "y"),
+        "b": put(B),
+    }
+
+written, made = [], []
+
+def save_layout(layout, path, *args, real=writing.save_layout):
+    written.append(os.path.basename(path))
+    return real(layout, path, *args)
+
+def make(self, real=mapped._Tensor._make):
+    made.append(self._path)
+    return real(self)
+
+writing.save_layout, mapped._Tensor._make = save_layout, make
+RULES = {
+    "layers/w": ("model.layers.{l}.w", "o i -> l i o"),
+    "layers/norm": ("model.layers.{l}.norm", "m -> l m"),
+    "embed": ("model.embed", "v m"),
+}
+"""
+
+SAVE = (
+    TREE
+    + """
+path, alone, options = args[0], args[1], json.loads(args[2])
+background, is_mapped = options.pop("background"), options.pop("is_mapped")
+if is_mapped:
+    options["mapping"] = RULES
+tree = distributed()
+saving = treepack.save(path, tree, background=background, metadata={"a": "b"}, **options)
+if background:
+    saving.result()
+assert len(made) == len({*made}), made  # each tensor of a file once
+assert not written if path.endswith(".safetensors") and index else written
+options.pop("sharded", None)
+if index == 0:
+    treepack.save(alone, HOST, metadata={"a": "b"}, **options)
+"""
+)
+
+
+def files_of(path: Path) -> dict[str, bytes]:
+    paths = [path] if path.is_file() else [*path.iterdir()]
+    return {each.name: each.read_bytes() for each in paths}
+
+
+@tiers.parametrize(
+    ("count", "devices", "is_file", "options"),
+    [
+        (2, 1, False, {"max_shard_size": 1000, "is_mapped": True}),
+        (2, 2, False, {"max_shard_size": 1000, "background": True}),
+        (4, 1, False, {"max_shard_size": 300, "is_mapped": True, "background": True}),
+        (2, 1, True, {"is_mapped": True, "background": True}),
+        (2, 2, True, {}),
+        (2, 1, False, {"max_shard_size": "1KB"}),
+        (2, 1, False, {"max_shard_size": 500, "separator": "/", "sharded": True}),
+    ],
+)
+def test_files_are_those_of_one_process(
+    tmp_path: Path, count: int, devices: int, is_file: bool, options: dict[str, object]
+) -> None:
+    suffix = ".safetensors" if is_file else ""
+    path, alone = tmp_path / f"together{suffix}", tmp_path / f"alone{suffix}"
+    options = {"background": False, "is_mapped": False, "format": "safetensors", **options}
+    processes.run(SAVE, count, path, alone, json.dumps(options), devices=devices)
+    mine, expected = files_of(path), files_of(alone)
+    assert [*mine.values()] == [*expected.values()] if is_file else mine == expected
+    assert sorted(tmp_path.iterdir()) == sorted([path, alone])  # nothing else is left
+
+
+def test_every_process_writes_about_as_much() -> None:
+    assert writers_of([5, 1, 1, 1, 1, 1], 2) == [0, 1, 1, 1, 1, 1]
+    assert writers_of([3, 3, 3], 1) == [0, 0, 0]
+    assert writers_of([1, 2, 3, 4], 2) == [0, 1, 1, 0]
+
+
+@given(st.lists(st.integers(0, 100)), st.integers(1, 9))
+@examples(50)
+def test_no_process_writes_more_than_its_share_and_a_file(sizes: Sequence[int], count: int) -> None:
+    writers = writers_of(sizes, count)
+    loads = [
+        sum(size for size, at in zip(sizes, writers, strict=True) if at == process)
+        for process in range(count)
+    ]
+    assert max(loads) <= sum(sizes) / count + max(sizes, default=0)
+
+
+FAILURES = (
+    TREE
+    + """
+path = args[0]
+options = {"format": "safetensors", "max_shard_size": 1000, "mapping": RULES}
+
+def names():
+    return sorted(os.listdir(path)) if os.path.isdir(path) else []
+
+treepack.save(path, distributed(), **options)
+before = names()
+
+def fails(what, tree, save=treepack.save, **more):
+    for background in (False, True):
+        try:
+            saving = save(path, tree, background=background, **options | more)
+            if background:
+                saving.result()
+        except (ValueError, TypeError, OSError) as error:
+            assert what in str(error), error
+        else:
+            raise AssertionError("no error")
+        assert index > 0 or names() == before, names()  # process 0 cleans up
+
+bad = distributed()
+if index == 1:
+    bad["b"] = object()
+fails("object", bad)
+other = distributed()
+if index == 1:
+    other["own"] = np.arange(11.0)
+fails("process 1 saved a different tree" if index == 0 else "process 1", other)
+
+def enough(done, total):
+    assert 0 <= done <= total
+    if index == 1 and written:
+        raise ValueError("enough")
+
+written.clear()
+fails("enough", distributed(), progress=enough)
+same = "the same mapping=, separator=, max_shard_size="
+fails(same, distributed(), max_shard_size=1000 * (1 + index))
+fails(same, distributed(), metadata={"process": str(index)})
+
+def torn(layout, place, *args, real=writing.save_layout):
+    if index == 1:
+        raise OSError(28, "No space left on device", place)
+    return real(layout, place, *args)
+
+writing.save_layout = torn
+fails("No space left", distributed())
+writing.save_layout = save_layout
+tied = distributed()
+tied["head"] = put(W[0] + 2, "y")
+fails("differ", tied, mapping=RULES | {"head": ("model.embed", "v m")})
+treepack.save(path, distributed(), **options)
+assert before != names() and len(before) == len(names()) or index
+print("failed")
+"""
+)
+
+
+def test_an_error_in_one_process_is_one_in_all(tmp_path: Path) -> None:
+    assert "failed" in processes.run(FAILURES, 2, tmp_path / "model")
+
+
+BUSY = (
+    TREE
+    + """
+from treepack._src.saving.lease import leased
+import contextlib
+path = pathlib.Path(args[0])
+hold = leased(str(path), "other") if index == 0 and path.suffix == "" else contextlib.nullcontext()
+with hold:
+    try:
+        treepack.save(path, distributed(), format="safetensors", timeout=60)
+    except ValueError as error:
+        assert "being saved to" in str(error) or "already" in str(error), error
+    else:
+        raise AssertionError("no error")
+print("busy")
+"""
+)
+
+
+def test_another_job_saves_to_the_directory(tmp_path: Path) -> None:
+    assert "busy" in processes.run(BUSY, 2, tmp_path / "model")
+    assert not any((tmp_path / "model").iterdir())
+
+
+KILLED = (
+    TREE
+    + """
+def die(*_):
+    os._exit(9)
+
+if index == int(args[1]):
+    writing.save_layout = die
+try:
+    treepack.save(args[0], distributed(), format="safetensors", max_shard_size=1000, timeout=1)
+except ValueError as error:
+    assert "process 1 did not" in str(error)
+os._exit(0)  # without waiting for the other
+"""
+)
+
+AGAIN = (
+    TREE
+    + """
+treepack.save(args[0], distributed(), format="safetensors", max_shard_size=1000)
+"""
+)
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("killed", [0, 1])
+def test_the_next_save_removes_shards_of_a_killed_one(
+    tmp_path: Path, killed: int, together: bool
+) -> None:
+    path = tmp_path / "model"
+    tree = {"w": np.arange(4.0)}
+    treepack.save(path, tree, format="safetensors")
+    programs = processes.start(KILLED, 2, path, killed)
+    for program in programs:
+        program.communicate(timeout=600)
+    np.testing.assert_array_equal(treepack.load(path)["w"], tree["w"])
+    assert (path / HIDDEN).exists() is (killed == 0)
+    if together:
+        processes.run(AGAIN, 2, path)
+    else:
+        treepack.save(path, tree, format="safetensors")
+    assert not (path / HIDDEN).exists()
+    assert not [each for each in path.iterdir() if each.name.startswith(".")]
+    assert len(treepack.load(path)) == (7 if together else 1)
