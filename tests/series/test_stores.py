@@ -19,6 +19,8 @@ import pytest
 import tiers
 import treepack
 from support import s3
+from treepack._src.storage.entries import entries
+from treepack._src.storage.place import resolved
 from treepack._src.storage.stores import store_of
 
 pytest.importorskip("obstore")
@@ -248,6 +250,27 @@ def test_unchanged_files_are_copied_inside_the_store(server: s3.Server) -> None:
             assert np.array_equal(file["frozen"][:], frozen)
             assert (file["w"][:] == step).all()
         assert treepack.verify(again.path(step)).ok
+
+
+def test_a_failed_save_leaves_no_copies(server: s3.Server) -> None:
+    frozen = np.arange(50_000.0)
+    run = run_of(server, unchanged="link")
+    run.save(1, {**state(1), "frozen": frozen})
+
+    before = {each.name for each in entries(resolved(run.path(1), server.options))}
+
+    def fault(request: s3.Request) -> Any:
+        is_new = request.path.rpartition("/")[2] not in before
+        return 403 if request.method == "PUT" and is_new else None
+
+    server.proxy.fault = fault
+    with pytest.raises(PermissionError):
+        run.save(2, {**state(2), "frozen": frozen})
+    server.proxy.fault = lambda _: None
+    assert not entries(resolved(run.path(2), server.options))
+    run.save(2, {**state(2), "frozen": frozen})
+    with treepack.open(run.path(2)) as file:
+        assert np.array_equal(file["frozen"][:], frozen)
 
 
 @pytest.mark.parametrize("has_copies", [True, False])

@@ -420,8 +420,13 @@ class RemoteDirectory(Directory):
         kept: list[str] = []
         with contextlib.suppress(Exception):
             if self._name:
-                mine = {name for name in self.names() if name.startswith(f"{self._name}-")}
-                self._leftovers |= {name for name in mine if _SHARD_FILE.fullmatch(name)}
+                linked = self.linked - self._replaced
+                self._leftovers |= {
+                    name
+                    for name in self.names()
+                    if (name in linked and not self._spares(name))
+                    or (name.startswith(f"{self._name}-") and _SHARD_FILE.fullmatch(name))
+                }
             try:
                 self._store.delete([self._at(name) for name in sorted(self._leftovers)])
             except PermissionError:
