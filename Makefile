@@ -73,9 +73,8 @@ test: $(VENV)/.rust
 
 ## make test-all      everything, with more examples; campaigns of faults, kills and large arrays; other systems; docs
 test-all: $(VENV)/.rust
-	$(call at_once,$(VENV)/.built $(VENV)/.packages)
-	$(call at_once,TIER=all test-python test-rust lint-python types-all lint-rust)
-	$(call at_once,docs check-systems)
+	$(call at_once,$(VENV)/.built $(VENV)/.packages compile-tests)
+	$(call at_once,TIER=all test-python test-rust lint-python types-all lint-rust docs check-systems)
 
 ## make lint          formatting and lints of both languages, types, prose, workflows, licences
 lint: lint-python types lint-rust
