@@ -161,6 +161,7 @@ PATHS: list[Row] = [
     ("save(TREE, 'x')", r"got dict: the path comes first, as in save\(path, tree\)", [
         "save('x', TREE)"]),
     ("save('', TREE)", "The path is empty", ["save('x', TREE)"]),
+    ("digest('')", "The path is empty", ["digest(data)"]),
     ("save('x')", "missing 1 required positional argument: 'tree'", ["save('x', TREE)"]),
     ("save('sharded', TREE)", "Is a directory: 'sharded'.*choose a file in it; .*sharded=True", [
         "save('sharded', TREE, sharded=True)"]),

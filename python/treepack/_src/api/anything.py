@@ -26,7 +26,7 @@ from treepack._src.saving.layout import base_of
 from treepack._src.storage.content import Opened, open_parts, read_whole
 from treepack._src.storage.entries import is_local
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import check_name, resolved
+from treepack._src.storage.place import resolved
 from treepack.errors import DecodeError, NoIndexError
 
 
@@ -75,7 +75,6 @@ def _opened(
 ) -> File:
     given, source = source, resolved(source)
     with naming(given):
-        check_name(given)
         if (laid := _laid_out(source, separator, max_size)) is not None:
             return File(_Named(given, *laid))
     if base is None:

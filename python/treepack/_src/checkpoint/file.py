@@ -13,7 +13,7 @@ from treepack._src import dtypes as _dtypes
 from treepack._src import formats
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.info import Info, count_text, levels, size_text, totals
-from treepack._src.checkpoint.load import load_part
+from treepack._src.checkpoint.load import load_part, warn_of_unused
 from treepack._src.checkpoint.mapped import MappedReader, faulty
 from treepack._src.checkpoint.mapped import Mapping as Weights
 from treepack._src.checkpoint.opening import open_reader
@@ -33,7 +33,6 @@ from treepack._src.options import (
     takes,
 )
 from treepack._src.printable import MOST_ROWS, cells, padded, path_end, printable, shortened, warn
-from treepack._src.registry.lookups import warn_of_unused
 from treepack._src.registry.static import metadata_in
 from treepack._src.storage.content import Openable, open_parts
 from treepack._src.storage.entries import listed

@@ -19,11 +19,11 @@ from treepack._src.checkpoint.select import Selector, compiled, similar
 from treepack._src.interop import jax as _jax
 from treepack._src.options import Buffer, Reading, Selection, Status, progress_bar
 from treepack._src.paths import Room, Trail
-from treepack._src.printable import printable, warn
+from treepack._src.printable import printable, shortened, warn
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.pytree.state_dict import leaf_paths, leaves_of
 from treepack._src.registry.code import check_is_tree
-from treepack._src.registry.lookups import warn_of_unused
+from treepack._src.registry.lookups import Lookups
 from treepack._src.restore.compare import signature
 from treepack._src.restore.record import assembled, rebuilt
 from treepack._src.restore.report import ABSENT, Coverage
@@ -484,3 +484,20 @@ def _noticed(tree: Any, reading: Reading) -> Any:
     if reading.static is not None and reading.containers == "saved":
         warn_of_unused(reading.static, tree)
     return tree
+
+
+def warn_of_unused(static: Any, tree: Any) -> None:
+    """Warns of paths in a dict of `static=` at which a loaded tree has nothing, perhaps typos."""
+    lookups = Lookups([], static, unknown_as_dict=False, is_part=False)
+    ours, theirs = map(kind_of, (static, tree))
+    if not isinstance(static, Mapping) and theirs is not None and static is not None:
+        if ours is None or not (ours.children(static).keys() & theirs.children(tree).keys()):
+            warn(
+                f"static= is a {type(static).__name__}, unlike the tree: pass a dict by path, such "
+                "as {'tx': optimizer}, or a tree like the saved one"
+            )
+        return
+    unused = [_paths.text(parts) for parts in lookups.values if not lookups.reaches(tree, parts)]
+    if unused:
+        paths = shortened((printable(path) for path in unused), len(unused))
+        warn(f"static= has values for {paths}, where the tree has nothing: correct or remove them")

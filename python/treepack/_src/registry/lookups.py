@@ -12,7 +12,7 @@ from treepack._src import paths as _paths
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.libraries import library_of_type
 from treepack._src.interop.modules import imported
-from treepack._src.printable import printable, shortened, warn
+from treepack._src.printable import shortened
 from treepack._src.pytree.containers import NodeKind
 from treepack._src.pytree.kinds import PYTREE, kind_of
 from treepack._src.registry.code import is_code
@@ -210,23 +210,6 @@ class Lookups:
             f'tree that has them, or static={{{values}}}, or containers="plain" to get '
             f"dicts{hints}"
         )
-
-
-def warn_of_unused(static: Any, tree: Any) -> None:
-    """Warns of paths in a dict of `static=` at which a loaded tree has nothing, perhaps typos."""
-    lookups = Lookups([], static, unknown_as_dict=False, is_part=False)
-    ours, theirs = map(kind_of, (static, tree))
-    if not isinstance(static, Mapping) and theirs is not None and static is not None:
-        if ours is None or not (ours.children(static).keys() & theirs.children(tree).keys()):
-            warn(
-                f"static= is a {type(static).__name__}, unlike the tree: pass a dict by path, such "
-                "as {'tx': optimizer}, or a tree like the saved one"
-            )
-        return
-    unused = [_paths.text(parts) for parts in lookups.values if not lookups.reaches(tree, parts)]
-    if unused:
-        paths = shortened((printable(_brief(path)) for path in unused), len(unused))
-        warn(f"static= has values for {paths}, where the tree has nothing: correct or remove them")
 
 
 def _collect_types(

@@ -184,6 +184,6 @@ def _check_size(version: Version, max_size: int | None) -> None:
     nbytes = version.anchor[0] if version.anchor is not None else 0
     if max_size is not None and nbytes > max_size:
         raise TreepackError(
-            f"version {_number(version.name)} is larger than max_size={max_size} bytes: pass a max_size "
-            f"of {nbytes} or more"
+            f"version {_number(version.name)} is larger than max_size={max_size} bytes: pass a "
+            f"max_size of {nbytes} or more"
         )

@@ -25,7 +25,6 @@ from treepack._src.storage.naming import naming
 from treepack._src.storage.place import (
     Location,
     beside,
-    check_name,
     joined,
     located,
     shown,
@@ -553,7 +552,6 @@ def _local_content(
     except ValueError:  # an invalid name, for which the core raises an error
         return core.Content.read(path, progress=tell)
     if stat.S_ISDIR(status.st_mode) and not regular:
-        check_name(path)
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
     if not stat.S_ISREG(status.st_mode) and is_device(status.st_mode) and not regular:
         raise DecodeError("it is a device, not a file: write its bytes to a file")
