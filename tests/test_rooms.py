@@ -16,7 +16,14 @@ PACKAGE = ROOT / "python" / "treepack"
 # face of `formats`, which finds its folders by listing them; they are above the rooms they use.
 ROOMS = [
     *("_src.printable", "errors", "_src.paths", "_src.dtypes", "_src.elsewhere", "_src.options"),
-    *("_src.tasks", "_src.forks", "_src.interop", "_src.formats.__init__", "_src.storage"),
+    *(
+        "_src.calls",
+        "_src.tasks",
+        "_src.forks",
+        "_src.interop",
+        "_src.formats.__init__",
+        "_src.storage",
+    ),
     *("_src.pytree", "_src.registry", "_src.restore", "_src.hooks", "_src.mapping"),
     "_src.checkpoint",
     *(

@@ -11,6 +11,19 @@ use crate::base::raw::RawBytes;
 #[cfg(unix)]
 use crate::base::watch::Watch;
 
+/// Makes a call until no signal interrupts it.
+///
+/// std repeats `open`, `read_exact` and `fsync`, but not calls that only some file systems interrupt,
+/// such as FUSE and CIFS: `stat`, `rename`, `mkdir`.
+pub fn repeated<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            done => return done,
+        }
+    }
+}
+
 /// Like `write(2)`, returns the number of bytes written.
 #[cfg(unix)]
 pub fn write(file: &File, bytes: RawBytes<'_>) -> io::Result<usize> {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use crate::base::system::repeated;
 use crate::{Error, Result};
 
 static KEPT: AtomicUsize = AtomicUsize::new(0);
@@ -90,7 +91,7 @@ pub fn open(path: &Path) -> io::Result<File> {
 
 pub fn open_regular(path: &Path) -> Result<File> {
     let file = open(path)?;
-    if file.metadata()?.is_file() {
+    if repeated(|| file.metadata())?.is_file() {
         return Ok(file);
     }
     let path = path.display();
@@ -134,12 +135,14 @@ pub struct Id(u64, u64);
 #[cfg(unix)]
 impl Id {
     pub fn of(file: &File) -> io::Result<Self> {
-        Ok(Self::in_metadata(&file.metadata()?))
+        Ok(Self::in_metadata(&repeated(|| file.metadata())?))
     }
 
     /// Does not follow a symbolic link.
     pub fn at(path: &Path) -> io::Result<Self> {
-        Ok(Self::in_metadata(&std::fs::symlink_metadata(path)?))
+        Ok(Self::in_metadata(&repeated(|| {
+            std::fs::symlink_metadata(path)
+        })?))
     }
 
     fn in_metadata(metadata: &std::fs::Metadata) -> Self {

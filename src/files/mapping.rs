@@ -20,7 +20,6 @@ use memmap2::{Mmap, MmapMut, MmapOptions};
 use crate::base::raw::zeroed;
 use crate::base::raw::{AsRaw, Filling, RawBytes, Uninit};
 use crate::base::source::{Source, in_memory};
-#[cfg(unix)]
 use crate::base::system;
 use crate::base::watch::Watch;
 pub use crate::files::handle::open;
@@ -161,7 +160,7 @@ pub struct Mapping {
 impl Mapping {
     pub fn open(path: &Path) -> Result<Self> {
         let file = open_regular(path)?;
-        let metadata = file.metadata()?;
+        let metadata = system::repeated(|| file.metadata())?;
         let len = usize::try_from(metadata.len()).map_err(|_| Error::OutOfMemory)?;
         let mut options = MmapOptions::new();
         options.len(len);
@@ -191,7 +190,7 @@ impl Mapping {
         let Some(file) = self.file.kept() else {
             return Ok(());
         };
-        let now = file.metadata()?;
+        let now = system::repeated(|| file.metadata())?;
         let is_same =
             now.len() == self.metadata.len() && now.modified()? == self.metadata.modified()?;
         if is_same {

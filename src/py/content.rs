@@ -18,6 +18,7 @@ use super::watch::Watcher;
 use super::{errors, gzip};
 use crate::base::raw::{AsRaw, Filling, RawBytes, Uninit};
 use crate::base::source::{Source, as_inner, bytes_of};
+use crate::base::system::repeated;
 use crate::base::watch::Watch;
 use crate::catalog::Compared;
 use crate::codec::gzip::{Contained, Indexed, MAGIC_BYTES, has_traces, mended};
@@ -299,7 +300,7 @@ impl Content {
             handle::open(&path).map_err(Error::from)
         };
         let file = file.map_err(|error| errors::file_error(error, &path))?;
-        let expected = file.metadata()?.len();
+        let expected = repeated(|| file.metadata())?.len();
         let expected = usize::try_from(expected).unwrap_or(0);
         let watcher = Watcher::new(progress, expected);
         let content = py.detach(|| read(&file, expected, &watcher));
@@ -562,7 +563,7 @@ impl Content {
 }
 
 fn read(mut file: &File, expected: usize, watch: &dyn Watch) -> Result<Pages> {
-    let may_wait = !file.metadata()?.is_file();
+    let may_wait = !repeated(|| file.metadata())?.is_file();
     let mut pages = Pages::with_room(expected + 1)?;
     loop {
         if may_wait {

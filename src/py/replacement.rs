@@ -8,6 +8,8 @@ use pyo3::prelude::*;
 
 use super::errors::file_error;
 use super::watch::Watcher;
+#[cfg(unix)]
+use crate::base::system::repeated;
 use crate::files::sink;
 
 #[pyclass(frozen, module = "treepack._core")]
@@ -58,7 +60,7 @@ impl Replacement {
     #[cfg(unix)]
     fn descriptor(&self) -> PyResult<i32> {
         use std::os::fd::IntoRawFd;
-        self.with(|new| Ok(new.file().try_clone()?.into_raw_fd()))
+        self.with(|new| Ok(repeated(|| new.file().try_clone())?.into_raw_fd()))
     }
 
     #[cfg(windows)]
@@ -79,7 +81,7 @@ impl Replacement {
 
     fn discard(&self, py: Python<'_>) {
         let taken = self.take();
-        py.detach(|| drop(taken));
+        py.detach(|| taken.map(sink::Replacement::abandon));
     }
 }
 

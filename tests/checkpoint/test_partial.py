@@ -21,6 +21,7 @@ from flax.training.train_state import TrainState
 import treepack
 from treepack import serialization
 from treepack._src import paths as _paths
+from trees import assert_same
 
 NAMES = st.sampled_from(["a", "b", "ab", "x/y", "~", "*"])
 FLAT = st.dictionaries(
@@ -570,3 +571,26 @@ def test_shards_one_by_one_into_an_abstract_template(tmp_path: Path) -> None:
     assert jax.tree.all(jax.tree.map(np.array_equal, found, tree))
     with pytest.raises(treepack.MismatchError, match="no values to keep"):
         treepack.load(tmp_path / "a", {"c": template["b"]}, missing="target")
+
+
+def test_a_load_without_an_intact_leaf_warns(tmp_path: Path) -> None:
+    """It returns the template as it is, or nothing; a report has the names."""
+    path = tmp_path / "file"
+    treepack.save(path, {"v": np.arange(500.0), "w": np.arange(500.0), "step": 7})
+    with treepack.open(path) as file:
+        offsets = [file.info(name).offset or 0 for name in ("v", "w")]
+    data = bytearray(path.read_bytes())
+    for offset in offsets:
+        data[offset + 200] ^= 1
+    path.write_bytes(data)
+    arrays = {"v": np.zeros(500), "w": np.zeros(500)}
+    options: Any = {"on_corrupt": "skip", "select": [*arrays]}
+    with pytest.warns(
+        UserWarning, match="file' has no intact leaf to load, so the result is empty"
+    ):
+        assert treepack.load(path, **options) == {}
+    with pytest.warns(UserWarning, match="no intact leaf to load, so the target stays as it is"):
+        assert_same(treepack.load(path, arrays, **options), arrays)
+    _, report = treepack.load(path, arrays, **options, return_report=True)
+    assert report.corrupt == ["v", "w"]
+    assert treepack.load(path, {**arrays, "step": 0}, on_corrupt="skip")["step"] == 7

@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import jax
 import numpy as np
@@ -31,6 +32,7 @@ from commands import call
 from treepack import serialization
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.formats.safetensors.header import INDEX
+from treepack._src.saving import sharded
 
 SECTOR = 512
 
@@ -72,6 +74,7 @@ FORMS = {
     "split, gzip": Form({"sharded": True, "compress": True}, is_split=True, each=9),
     "step": Form({}, is_step=True, each=9),
     "step, sharded": Form({"sharded": True}, is_step=True, each=9),
+    "step, linked": Form({"unchanged": "link"}, is_step=True, each=9),
     "patch": Form({}, 300, is_patch=True),
     "patch, gzip": Form({"compress": True}, 300, is_patch=True, each=9),
     "safetensors": Form({}, suffix=".safetensors", is_summed=False),
@@ -356,7 +359,11 @@ def _cases(folder: Path, name: str) -> list[Case]:
     path = folder / f"saved{form.suffix}"
     places_of: Callable[[bytes], tuple[Ranges, Ranges]] = _places
     if form.is_step:
-        treepack.Series(folder, sharded=form.options.get("sharded")).save(3, tree)
+        run = treepack.Series(folder, **form.options)
+        with mock.patch.object(sharded, "BLOCK_BYTES", 300):  # arrays are in several blocks
+            if form.options.get("unchanged") == "link":
+                run.save(2, {**tree, "end": tree["end"] + 1})
+            run.save(3, tree)
         path = folder / "step_3"
     elif form.is_patch:
         treepack.save(folder / "base", tree)

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
+import tempfile
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,8 +74,9 @@ class Verb(NamedTuple):
     def expected(self, leaf: Any) -> Any:
         """Returns a leaf as the verb returns it, in the form of `plain`."""
         kind, *rest = plain(leaf)
-        # An open file has no JAX arrays, which alone are weak.
-        return ("array", *rest) if kind == "weak" and self.name.startswith("open") else plain(leaf)
+        # An open or mapped file has no JAX arrays, which alone are weak.
+        has_none = self.name.startswith("open") or self.name.endswith("mapped")
+        return ("array", *rest) if kind == "weak" and has_none else plain(leaf)
 
     @property
     def is_command(self) -> bool:
@@ -97,6 +101,14 @@ def load(case: Case, **options: Any) -> Leaves:
 
 def load_verified(case: Case) -> Leaves:
     return load(case, verify=True)
+
+
+def load_expected(case: Case) -> Leaves:
+    return load(case, expect=treepack.digest(case.tree))
+
+
+def load_mapped(case: Case) -> Leaves:
+    return load(case, mapping={"a/w": ("a/w", "x y")})
 
 
 def load_template(case: Case) -> Leaves:
@@ -191,6 +203,30 @@ def command(*args: str) -> str:
     return output.getvalue()
 
 
+def save_mapped(case: Case) -> Leaves:
+    """Saves what was loaded in another layout, and loads that in the layout before."""
+    path, mapping = case.folder / "mapped", {"a/w": ("moved.w", "x y -> y x"), "z": "moved.z"}
+    treepack.save(path, treepack.load(case.argument, **case.options), mapping=mapping)
+    return leaves_of(treepack.load(path, mapping=mapping))
+
+
+def info(case: Case) -> None:
+    summary = json.loads(command("info", "--json", str(case.argument)))
+    assert summary["leaves"] == len(leaves_of(case.tree)), summary
+
+
+def link(case: Case) -> Leaves:
+    """Saves what was loaded as two steps of a run, the second with links to the first."""
+    tree = treepack.load(case.argument, **case.options)
+    folder = tempfile.mkdtemp(dir=case.folder.parent)
+    run = treepack.Series(folder, unchanged="link")
+    for step in (1, 2):
+        run.save(step, tree)
+    restored = treepack.Series(folder).resume()
+    assert restored is not None
+    return leaves_of(restored[1])
+
+
 def convert(case: Case) -> Leaves:
     target = case.folder / "converted"
     command("convert", str(case.argument), str(target))
@@ -226,7 +262,8 @@ def save_loaded(case: Case) -> Leaves:
 
 
 def resume(case: Case) -> Leaves:
-    restored = treepack.Series(case.argument).resume()
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # of a damaged step
+        restored = treepack.Series(case.argument).resume()
     if restored is None:
         raise treepack.CorruptionError("no step is intact")
     return leaves_of(restored[1])
@@ -243,6 +280,8 @@ ANY = READ | {"open"}
 VERBS: dict[str, Verb] = {
     "load": Verb(load, READ),
     "load, verified": Verb(load_verified, READ, verifies=True),
+    "load, expecting a digest": Verb(load_expected, READ, verifies=True),
+    "load, mapped": Verb(load_mapped, READ, is_partial=True),
     "load into a template": Verb(load_template, READ),
     "load a selection": Verb(load_selected, READ, is_partial=True),
     "open": Verb(open_all, ANY, is_partial=True),
@@ -257,15 +296,18 @@ VERBS: dict[str, Verb] = {
     "is_checkpoint": Verb(is_checkpoint, READ, options=frozenset()),
     "treepack convert": Verb(convert, PATHS, writes=True, options=frozenset()),
     "treepack ls": Verb(ls, PATHS, options=frozenset()),
+    "treepack info": Verb(info, PATHS, options=frozenset()),
     "base of a patch": Verb(base, ANY - {"file object"}, writes=True, options=frozenset()),
     "save over it": Verb(save_over, PATHS, writes=True, options=frozenset(), is_of_home=True),
     "save what was loaded": Verb(save_loaded, READ, writes=True),
+    "save what was loaded, mapped": Verb(save_mapped, READ, writes=True),
+    "link what was loaded": Verb(link, READ, writes=True),
     "Series.resume": Verb(
         resume,
         PATHS,
         verifies=True,
         options=frozenset(),
-        forms=frozenset({"step"}),
+        forms=frozenset({"step", "linked step"}),
         is_of_home=True,
     ),
     "Subscriber.latest": Verb(

@@ -9,9 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 import treepack
+from commands import call
 from treepack import serialization
 from treepack._src.pytree import prng
 
@@ -163,7 +165,68 @@ def static_data(_: Path) -> None:
     treepack.loads(treepack.dumps([part], metadata={"a": LEAVES["scalar"]}))
 
 
+# Each kind of rule: axes, a stack of layers, another name, numbers computed at the borders.
+RULES: dict[Any, Any] = {
+    "float": ("float", "x y -> y x"),
+    "split": ("rows.{i}", "y -> i y"),
+    "renamed": "scalar",
+    "scaled": ("factor", "x -> x", {"scale": 2.0}),
+}
+MAPPED = {name: LEAVES[name] for name in ("float", "split")} | {
+    "renamed": LEAVES["scalar"],
+    "scaled": jnp.ones(8),
+}
+
+
+def mapped(path: Path) -> None:
+    tree, mapping = MAPPED, treepack.Mapping(RULES, i=8)
+    treepack.save(path, tree, mapping=mapping)
+    treepack.save(f"{path}.safetensors", tree, mapping=mapping)
+    treepack.save(f"{path}-hub", tree, mapping=mapping, format="safetensors")
+    for file in (path, f"{path}.safetensors", f"{path}-hub"):
+        for template in (tree, abstract(tree)):
+            treepack.load(file, template, mapping=mapping, strict=False)
+        treepack.load(file, mapping=mapping, arrays="jax")
+        with treepack.open(file, mapping=mapping) as opened:
+            opened["split"][1:3], opened["scaled"][...]
+            opened.load(tree, strict=False)
+
+
+def digests(path: Path) -> None:
+    treepack.save(path, TREE)
+    found = treepack.digest(TREE)
+    assert treepack.digest(path) == found
+    treepack.load(path, TREE, expect=found)
+    with treepack.open(path) as file:
+        treepack.digest(file)
+
+
+def commands(path: Path) -> None:
+    treepack.save(path, TREE)
+    for words in (
+        *(["ls"], ["info"], ["verify"], ["digest"], ["show", "a/weak"], ["diff", str(path)]),
+        *(["convert", f"{path}.gz"], ["convert", f"{path}.safetensors", "--select", "a/float"]),
+    ):
+        call(words[0], str(path), *words[1:])
+
+
+def checkpoint_series(path: Path) -> None:
+    state = {name: LEAVES[name] for name in ("float", "key", "int4", "split", "number")}
+    treepack.checkpoints.save_checkpoint(path, state, 1)
+    treepack.checkpoints.restore_checkpoint(path, state)
+    treepack.checkpoints.restore_checkpoint(path, None)
+
+
+def orbax_directory(path: Path) -> None:
+    for template in (None, ARRAYS, abstract(ARRAYS)):
+        treepack.load(path, template)
+    with treepack.open(path) as file:
+        file["float"][1:3]
+
+
 VERBS: dict[str, Callable[[Path], object]] = {
+    "linked_series": lambda path: series(path, unchanged="link"),
+    "fast_series": lambda path: series(path, fast=f"{path}-fast"),
     "file": files,
     "gzip": lambda path: files(path, compress=True),
     "sharded": lambda path: files(path, sharded=True),
@@ -177,7 +240,7 @@ VERBS: dict[str, Callable[[Path], object]] = {
         function.__name__: function
         for function in (
             *(opened, patches, pieces, streams, published, dropin, exported, safetensors, npz),
-            static_data,
+            *(static_data, mapped, digests, commands, checkpoint_series),
         )
     },
 }
@@ -191,6 +254,13 @@ def guard() -> Iterator[None]:
     jax.config.update("jax_transfer_guard", "disallow")
     yield
     jax.config.update("jax_transfer_guard", before)
+
+
+def test_directories_of_orbax_are_read(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    with ocp.StandardCheckpointer() as checkpointer:  # which makes implicit transfers itself
+        checkpointer.save(tmp_path / "f", ARRAYS)
+    request.getfixturevalue("guard")
+    orbax_directory(tmp_path / "f")
 
 
 @pytest.mark.parametrize("verb", VERBS)

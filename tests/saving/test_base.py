@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import treepack
+import treepack._core as core
 from hostile import patches
 from hostile.changes import packed, unpacked
 from trees import assert_same
@@ -37,6 +39,32 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     treepack.save(tmp_path / "held.treepack", held)
     treepack.save(tmp_path / "new.treepack", tree, base=tmp_path / "held.treepack", metadata="new")
     return tmp_path / "held.treepack", tmp_path / "new.treepack"
+
+
+@pytest.mark.parametrize("state", ["there", "a pipe", "missing", "damaged"])
+@pytest.mark.parametrize("compress", [None, True, "numbers"])
+def test_metadata_of_a_patch_need_no_base(
+    compress: Any, state: str, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, path = files
+    options: Any = {"base": base, "metadata": "new", "compress": compress}
+    treepack.save(path, trees()[1], **options)
+    data = path.read_bytes()
+    if state == "damaged":
+        base.write_bytes(b"text")
+    elif state != "there":
+        base.unlink()
+    if state == "a pipe":
+        os.mkfifo(base)
+    monkeypatch.setattr(core, "join", lambda *_, **__: pytest.fail("it joins the base"))
+    for source in (path, data, io.BytesIO(data)):
+        assert treepack.is_checkpoint(source)
+        assert treepack.read_metadata(source, max_size=10_000) == "new"
+    damaged = bytearray(data)
+    damaged[len(data) // 2] ^= 1
+    assert not treepack.is_checkpoint(damaged)
+    with pytest.raises(treepack.TreepackError):
+        treepack.read_metadata(damaged)
 
 
 def test_a_base_is_found_beside_its_patch(files: tuple[Path, Path], tmp_path: Path):

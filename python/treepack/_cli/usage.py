@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -70,7 +71,9 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given = [*args]  # which the parser empties
         file, path, *_ = [*(arg for arg in args if arg[:1] != "-"), "", ""]
-        if self.name in _OF_LEAVES and not _is_there(file) and Path(path).is_file():
+        # No error if a signal interrupts the call.
+        is_file = self.name in _OF_LEAVES and os.path.isfile(path)  # noqa: PTH113
+        if is_file and not _is_there(file):
             ctx.fail(f"there is no {file}: FILE comes first: `treepack {self.name} {path} {file}`")
         try:
             return super().parse_args(ctx, args)

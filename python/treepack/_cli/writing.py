@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -177,8 +176,5 @@ def _save(
 
 def _size_of(target: str) -> int:
     """Returns the size of a new file or directory in bytes."""
-    path = Path(target).expanduser()
-    if path.is_file():
-        return path.stat().st_size
     with treepack.open(target) as file:
         return file.stored_nbytes

@@ -13,8 +13,9 @@ use tempfile::NamedTempFile;
 
 use super::output::Output;
 use super::temporary::{self, directory_of};
+use crate::base::system::{self, repeated};
 use crate::base::watch::Watch;
-use crate::{Error, Result, base::parallel, base::system};
+use crate::{Error, Result, base::parallel};
 
 /// Replaces `path` atomically with the output of `write`; returns the number of bytes. If `durable`,
 /// the file then survives a power loss; otherwise only a crash of the process.
@@ -28,7 +29,7 @@ pub fn replace_file(
     watch: &dyn Watch,
     write: impl FnOnce(&mut Output<'_>) -> Result<()>,
 ) -> Result<u64> {
-    if fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
+    if repeated(|| fs::metadata(path)).is_ok_and(|metadata| !metadata.is_file()) {
         return write_pipe(&open_pipe(path, watch)?, watch, write);
     }
     let replacement = Replacement::begin(path, false)?;
@@ -79,6 +80,11 @@ impl Replacement {
         self.temporary.path()
     }
 
+    /// Removes the temporary file.
+    pub fn abandon(self) {
+        temporary::remove(self.place());
+    }
+
     pub fn complete(self, durable: bool, watch: &dyn Watch) -> Result<()> {
         if let Err(error) = self.seal(durable, watch) {
             return Err(self.discard(error, watch));
@@ -98,11 +104,11 @@ impl Replacement {
             keep_permissions(self.file(), old)?;
         }
         if durable {
-            let file = self.file().try_clone()?;
+            let file = repeated(|| self.file().try_clone())?;
             parallel::elsewhere(move || system::sync(&file), watch)??;
         }
         // Some file systems report a full disk only on close.
-        Ok(system::close(self.file().try_clone()?)?)
+        Ok(system::close(repeated(|| self.file().try_clone())?)?)
     }
 
     /// Removes the temporary file after `error`. Returns that, or an error of the removal.
@@ -130,7 +136,7 @@ pub fn write_pipe(
 pub fn make_directories(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let mut changed = Vec::new();
     let mut missing = directory;
-    while !missing.as_os_str().is_empty() && !missing.exists() {
+    while !missing.as_os_str().is_empty() && !repeated(|| missing.try_exists()).unwrap_or(false) {
         let Some(parent) = missing.parent() else {
             break;
         };
@@ -138,7 +144,7 @@ pub fn make_directories(directory: &Path) -> io::Result<Vec<PathBuf>> {
         missing = parent;
     }
     if !changed.is_empty() {
-        fs::create_dir_all(directory)?;
+        repeated(|| fs::create_dir_all(directory))?;
     }
     Ok(changed)
 }
@@ -147,8 +153,8 @@ pub fn make_directories(directory: &Path) -> io::Result<Vec<PathBuf>> {
 fn keep_permissions(file: &File, old: &fs::Metadata) -> io::Result<()> {
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
     let mut mode = old.mode() & 0o7777;
-    if file.metadata()?.gid() != old.gid() {
-        let kept = std::os::unix::fs::fchown(file, None, Some(old.gid()));
+    if repeated(|| file.metadata())?.gid() != old.gid() {
+        let kept = repeated(|| std::os::unix::fs::fchown(file, None, Some(old.gid())));
         if kept.is_err() {
             // The old group's rights are not another group's.
             mode = mode & !0o070 | (mode & 0o007) << 3;
@@ -192,7 +198,7 @@ fn open_pipe(path: &Path, watch: &dyn Watch) -> Result<File> {
             Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NXIO.raw_os_error()) => {
                 let is_pipe = {
                     use std::os::unix::fs::FileTypeExt;
-                    fs::metadata(path)?.file_type().is_fifo()
+                    repeated(|| fs::metadata(path))?.file_type().is_fifo()
                 };
                 if !is_pipe {
                     return Err(error.into());
@@ -214,9 +220,9 @@ fn destination(path: &Path) -> io::Result<(PathBuf, Option<fs::Metadata>)> {
     const MAX_LINKS: usize = 40;
     let mut path = path.to_path_buf();
     for _ in 0..MAX_LINKS {
-        match fs::symlink_metadata(&path) {
+        match repeated(|| fs::symlink_metadata(&path)) {
             Ok(metadata) if metadata.is_symlink() => {
-                let target = fs::read_link(&path)?;
+                let target = repeated(|| fs::read_link(&path))?;
                 path = path.parent().unwrap_or(Path::new("")).join(target);
             }
             Ok(metadata) => return Ok((path, Some(metadata))),
@@ -225,7 +231,7 @@ fn destination(path: &Path) -> io::Result<(PathBuf, Option<fs::Metadata>)> {
         }
     }
     // For the system's own error about a loop of links.
-    fs::metadata(&path).map(|metadata| (path, Some(metadata)))
+    repeated(|| fs::metadata(&path)).map(|metadata| (path, Some(metadata)))
 }
 
 /// Reserves room, so that a full disk fails early and blocks are contiguous.

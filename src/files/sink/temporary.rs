@@ -13,8 +13,9 @@ use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
-use tempfile::NamedTempFile;
+use tempfile::{NamedTempFile, PersistError};
 
+use crate::base::system::repeated;
 use crate::base::watch::Watch;
 use crate::files::handle::Id;
 use crate::{Result, base::parallel};
@@ -79,6 +80,7 @@ pub fn create(directory: &Path, target: &OsStr, private: bool) -> io::Result<Nam
 /// this call waits, too: then the disk space is free.
 pub fn discard(temporary: NamedTempFile, watch: Option<&dyn Watch>) -> Result<()> {
     let (file, path) = temporary.into_parts();
+    remove(&path);
     drop(path);
     let close = move || drop(file);
     match watch {
@@ -86,6 +88,11 @@ pub fn discard(temporary: NamedTempFile, watch: Option<&dyn Watch>) -> Result<()
         None => drop(thread::Builder::new().spawn(close)),
     }
     Ok(())
+}
+
+/// Removes a temporary file by its name, as its drop does unless a signal interrupts that.
+pub fn remove(path: &Path) {
+    let _ = repeated(|| fs::remove_file(path));
 }
 
 /// Adds a suffix that is unique on this host.
@@ -107,7 +114,7 @@ fn is_of(name: &OsStr, prefix: &OsStr, suffix: &str) -> bool {
 ///
 /// Windows does not replace a mapped file: it is renamed first, and removed once unmapped.
 pub fn persist(temporary: NamedTempFile, path: &Path) -> io::Result<()> {
-    let file = match temporary.persist(path) {
+    let file = match renamed(temporary, path) {
         Ok(file) => file,
         Err(refused) if cfg!(windows) && path.is_file() => persist_beside(refused.file, path)?,
         Err(refused) => return Err(refused.error),
@@ -119,6 +126,18 @@ pub fn persist(temporary: NamedTempFile, path: &Path) -> io::Result<()> {
         remove_old(path);
     }
     Ok(())
+}
+
+/// Renames a temporary file over its target, again if a signal interrupts it.
+fn renamed(mut temporary: NamedTempFile, path: &Path) -> std::result::Result<File, PersistError> {
+    loop {
+        match temporary.persist(path) {
+            Err(refused) if refused.error.kind() == io::ErrorKind::Interrupted => {
+                temporary = refused.file;
+            }
+            done => return done,
+        }
+    }
 }
 
 /// The suffix of old files that are still mapped. They stay until the new one is there.
@@ -166,7 +185,7 @@ fn remove_old(path: &Path) {
 /// Returns `AlreadyExists` if another process removed it as a leftover first; the caller then
 /// creates another file.
 fn lock(file: &File, path: &Path) -> io::Result<()> {
-    let taken = match file.try_lock() {
+    let taken = match try_lock(file) {
         Ok(()) => match Id::at(path) {
             Ok(named) => named != Id::of(file)?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => true,
@@ -179,6 +198,15 @@ fn lock(file: &File, path: &Path) -> io::Result<()> {
         return Err(io::ErrorKind::AlreadyExists.into());
     }
     Ok(())
+}
+
+fn try_lock(file: &File) -> std::result::Result<(), TryLockError> {
+    loop {
+        match file.try_lock() {
+            Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Interrupted => {}
+            taken => return taken,
+        }
+    }
 }
 
 fn remove_leftovers(directory: &Path, prefix: &OsStr) {
@@ -194,15 +222,20 @@ fn remove_leftovers(directory: &Path, prefix: &OsStr) {
 #[cfg(target_os = "linux")]
 fn each_name(directory: &Path, mut visit: impl FnMut(&OsStr)) {
     use rustix::fs::{Mode, OFlags, RawDir, open};
+    use rustix::io::{Errno, retry_on_intr};
     use std::os::unix::ffi::OsStrExt;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let Ok(opened) = open(directory, flags, Mode::empty()) else {
+    let Ok(opened) = retry_on_intr(|| open(directory, flags, Mode::empty())) else {
         return;
     };
     let mut room = [const { MaybeUninit::uninit() }; 8 << 10];
     let mut entries = RawDir::new(opened, &mut room);
-    while let Some(Ok(entry)) = entries.next() {
-        visit(OsStr::from_bytes(entry.file_name().to_bytes()));
+    loop {
+        match entries.next() {
+            Some(Ok(entry)) => visit(OsStr::from_bytes(entry.file_name().to_bytes())),
+            Some(Err(Errno::INTR)) => {}
+            _ => return,
+        }
     }
 }
 
@@ -225,8 +258,8 @@ pub fn remove_if_dead(path: &Path) -> io::Result<()> {
         options.custom_flags(flags.bits().cast_signed());
     }
     let file = options.open(path)?;
-    if file.metadata()?.is_file() {
-        file.try_lock()?;
+    if repeated(|| file.metadata())?.is_file() {
+        try_lock(&file)?;
         remove_locked(&file, path)?;
     }
     Ok(())
@@ -236,7 +269,7 @@ pub fn remove_if_dead(path: &Path) -> io::Result<()> {
 /// prevents both and another file of the name.
 fn remove_locked(file: &File, path: &Path) -> io::Result<()> {
     if Id::of(file)? == Id::at(path)? {
-        fs::remove_file(path)?;
+        repeated(|| fs::remove_file(path))?;
     }
     Ok(())
 }

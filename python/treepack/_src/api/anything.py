@@ -10,20 +10,21 @@
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
+import stat
 from typing import Any
 
 import treepack._core as core
 from treepack._src import formats
 from treepack._src import paths as _paths
 from treepack._src.api.streams import read_stream
+from treepack._src.calls import mode_of
 from treepack._src.checkpoint.file import File, in_layout, open, place_of
 from treepack._src.checkpoint.laid import layout_of
 from treepack._src.checkpoint.reader import Reader
 from treepack._src.formats import SEPARATOR
 from treepack._src.options import Opening, Progress
 from treepack._src.saving.layout import base_of
-from treepack._src.storage.content import Opened, open_parts, read_whole
+from treepack._src.storage.content import Opened, open_parts, read_whole, size_of
 from treepack._src.storage.entries import is_local
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import resolved
@@ -106,11 +107,10 @@ def _laid_out(
 ) -> tuple[core.Layout, str] | None:
     """Lays out a file that `open` does not read, or reads in another way; names its format."""
     format, content = formats.of_suffix(source), None
-    if format is None and is_local(source):
-        place = Path(source)
-        if place.is_file() and place.stat().st_size:
-            content = core.Content.map(place)
-            format = formats.of_content(content)
+    is_file = format is None and is_local(source) and stat.S_ISREG(mode_of(source))
+    if is_file and size_of(source):
+        content = core.Content.map(source)
+        format = formats.of_content(content)
     if format is not None:
         # With other separators, paths differ from the reader's.
         if separator in (None, SEPARATOR) or not format.separators:

@@ -483,7 +483,8 @@ def load(
       on_corrupt: Whether damaged leaves are an error, or count as missing (`"skip"`), so that the
         target's leaves stay. With `"skip"`, damage outside of leaves is a warning. A leaf whose
         checksum is lost counts as damaged; of a file without any, leaves are loaded unverified,
-        unless `verify=True`. Warnings and the report name both.
+        unless `verify=True`. Warnings and the report name both. Unless a report is returned, a
+        warning if no leaf is intact.
       return_report: Whether to also return a `Report`.
       arrays: The type of arrays: as saved (`"saved"`), all NumPy arrays (`"numpy"`), or all JAX
         arrays (`"jax"`). Arrays of a dtype that JAX lacks, such as `datetime64`, stay NumPy arrays;

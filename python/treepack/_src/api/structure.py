@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
-from treepack._src.checkpoint.file import File, open, place_of
+from treepack._src.checkpoint.file import File, open
+from treepack._src.checkpoint.opening import open_reader
 from treepack._src.elsewhere import advised
 from treepack._src.options import Containers, Opening, StorageOptions, Unknown, check
 from treepack._src.registry.static import metadata_in
-from treepack._src.storage.content import Openable, content_of, inflated_head, record_of_patch
+from treepack._src.storage.content import Openable, content_of, holds_tree, record_of_patch
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import resolved
 from treepack._src.storage.store import ConditionError
@@ -96,7 +98,7 @@ def read_metadata(
     source = resolved(path_or_data, storage_options)
     with naming(source):
         try:
-            with _opened(source, max_size, unknown) as file:
+            with _opened(source, max_size, unknown, join=False) as file:
                 return file.metadata
         except (TreepackError, FileNotFoundError):
             if (record := record_of_patch(source, max_size)) is None:
@@ -110,8 +112,9 @@ def is_checkpoint(path_or_data: Openable, *, storage_options: StorageOptions = N
 
     Such a checkpoint is a file of treepack, flax or eformer, with or without gzip, the directory of
     a sharded checkpoint or of Orbax, a file or directory of safetensors, or a file of NumPy (npz,
-    npy). Files of newer versions count, and so do files whose arrays are damaged (see `verify`).
-    Reads no array, and only the first bytes of gzip from other programs.
+    npy), or a patch, without looking for its base. Files of newer versions count, and so do files
+    whose arrays are damaged (see `verify`). Reads no array, and only the first bytes of gzip from
+    other programs above 1 MiB.
 
     Args:
       path_or_data: Any source that `open` takes.
@@ -138,17 +141,16 @@ def is_checkpoint(path_or_data: Openable, *, storage_options: StorageOptions = N
     """
     source = resolved(path_or_data, storage_options)
     try:
-        with naming(source), open(source) as file:
-            place = place_of(file)
-            is_map = place.catalog.children(0) is not None and not place.catalog.is_list(0)
-            return is_map or place.catalog.record is not None
+        with naming(source), contextlib.closing(open_reader(source, join=False)) as reader:
+            catalog = reader.catalog
+            is_map = catalog.children(0) is not None and not catalog.is_list(0)
+            return is_map or catalog.record is not None
     except (FileNotFoundError, NotADirectoryError):
         return False
     except NewerVersionError:
         return True
     except NoIndexError:
-        head = inflated_head(source, 1)
-        return head != b"" and (0x80 <= head[0] <= 0x8F or head[0] in (0xDE, 0xDF))  # a map
+        return bool(holds_tree(source))
     except ConditionError:  # the file was replaced
         raise
     except (TreepackError, EOFError):
@@ -156,10 +158,17 @@ def is_checkpoint(path_or_data: Openable, *, storage_options: StorageOptions = N
 
 
 def _opened(
-    path_or_data: Openable, max_size: int | None, unknown: Unknown = "error", mapping: Any = None
+    path_or_data: Openable,
+    max_size: int | None,
+    unknown: Unknown = "error",
+    mapping: Any = None,
+    *,
+    join: bool = True,
 ) -> File:
-    """Opens a file or data; inflates gzip without an index."""
+    """Opens a file or data; inflates gzip without an index. For `join` see `open_reader`."""
     try:
+        if not join:
+            return File(open_reader(path_or_data, max_size=max_size, join=False), unknown)
         return open(path_or_data, max_size=max_size, unknown=unknown, mapping=mapping)
     except (GzipError, GzipTruncatedError):
         content = content_of(path_or_data, Opening(max_size=max_size))

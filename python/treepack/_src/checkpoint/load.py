@@ -59,6 +59,9 @@ def load_part(
     if selection.on_corrupt == "skip":
         place = place._replace(reader=place.reader.salvaging())
     choice = _choose(place, target, selection, reading)
+    if choice.corrupt and not (choice.has_leaves(place) or selection.return_report):
+        stays = "the result is empty" if target is None else "the target stays as it is"
+        warn(f"{place.reader.name} has no intact leaf to load, so {stays}")
     if isinstance(place.reader, MappedReader):
         choice = choice._replace(
             selector=_fitting(place.reader, target, choice.selector, selection)
@@ -217,6 +220,11 @@ class _Choice(NamedTuple):
     unverified: list[str]
     is_cut: bool
     mismatched: Sequence[str] = ()
+
+    def has_leaves(self, place: Place) -> bool:
+        """Returns whether there is a leaf to load."""
+        leaves = place.catalog.leaf_values(place.value)
+        return self.marks is None or any(leaf in self.marks for leaf in leaves)
 
 
 def _choose(place: Place, target: Any, selection: Selection, reading: Reading) -> _Choice:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any, Literal, cast
 
+import treepack._core as core
 from treepack._src import formats
 from treepack._src.checkpoint.alone import ShardsReader
 from treepack._src.checkpoint.reader import Reader
@@ -39,13 +40,14 @@ def open_reader(
     max_size: int | None = None,
     base: Any = None,
     place: Openable | None = None,
+    join: bool = True,
     **options: Any,
 ) -> Reader:
     """Opens a file, or the directory of a sharded checkpoint or of another format.
 
-    See `treepack.open`. With `is_directory` the source is known to be a directory. For `base`
-    and `place` see `open_parts`. With `salvage`, shards whose manifest is damaged are opened;
-    with `"alone"`, also shards without one.
+    See `treepack.open`. With `is_directory` the source is known to be a directory. For `base`,
+    `place` and `join` see `open_parts`; a patch that is not joined has only metadata. With
+    `salvage`, shards whose manifest is damaged are opened; with `"alone"`, also shards without one.
     """
     check("max_size", max_size)
     options |= {"salvage": bool(salvage), "max_size": max_size}
@@ -55,7 +57,9 @@ def open_reader(
             named = formats.of_suffix(source)
             if named is not None and named.reads_paths:
                 return cast(Reader, named.open(source, None, **options))
-            opened = open_parts(source, base=base, place=place, **options)
+            opened = open_parts(source, base=base, place=place, join=join, **options)
+            if not join and core.is_patch(opened.content):
+                return _PatchReader(source, opened)
             format = _recognized(opened) if salvage else None
             if format is None:
                 try:
@@ -122,6 +126,22 @@ def open_regular(
         raise
     reader.given = path
     return reader
+
+
+class _PatchReader(Reader):
+    """A patch without its base: its metadata, and no leaves."""
+
+    def __init__(self, source: Openable, opened: Opened):
+        super().__init__(source, Opened(core.Content.lent(_EMPTY_MAP)))
+        self._record = core.patch_parts(opened.content)[1]
+
+    @property
+    def metadata_record(self) -> bytes | None:
+        """The record in the patch, which has the metadata."""
+        return self._record
+
+
+_EMPTY_MAP = b"\x80"
 
 
 def _recognized(opened: Opened) -> Format | None:

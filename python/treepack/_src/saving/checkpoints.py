@@ -6,13 +6,14 @@ A checkpoint is a file, or a directory with a manifest.
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import treepack._core as core
+from treepack._src.calls import repeated
 from treepack._src.checkpoint.shards import MANIFEST, save_of
 from treepack._src.options import Progress, Saved, Writing
 from treepack._src.saving.directory import LocalDirectory, directory_at
@@ -157,4 +158,4 @@ def remove_unfinished(path: str) -> None:
         with contextlib.suppress(BusyError, OSError):
             directory.claim(secrets.token_hex(4))  # a claim cleans the directory
             directory.release()
-            Path(path).rmdir()
+            repeated(os.rmdir, path)

@@ -15,6 +15,7 @@ import hashlib
 import os
 import re
 import socket
+import stat
 import threading
 import time
 import weakref
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import treepack._core as core
+from treepack._src.calls import mode_of, repeated
 from treepack._src.checkpoint.shards import MANIFEST, NAME
 from treepack._src.printable import utc, warn
 from treepack._src.registry.static import metadata_in
@@ -260,7 +262,7 @@ class LocalDirectory(Directory):
 
     def _claim(self, name: str) -> None:
         path = Path(self._path)
-        if path.is_file():
+        if stat.S_ISREG(mode_of(path)):
             text = (
                 "A file has this name, and sharded=True or Series writes a directory: choose "
                 "another name"
@@ -326,7 +328,7 @@ class LocalDirectory(Directory):
         if name.startswith("."):
             core.remove_if_dead(path)
         else:
-            path.unlink()
+            repeated(path.unlink)
 
     def _spares(self, name: str) -> bool:
         spared = self._lease.spared

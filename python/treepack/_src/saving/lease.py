@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import treepack._core as core
+from treepack._src.calls import close, repeated, unlink
 from treepack._src.printable import utc
 from treepack._src.storage.naming import naming
 from treepack._src.storage.stores import store_of
@@ -124,7 +125,7 @@ class Lease(Permit):
             try:
                 self._take(temporary, name)
             finally:
-                temporary.unlink(missing_ok=True)
+                unlink(temporary)
         except BaseException:
             self.release()
             raise
@@ -153,7 +154,7 @@ class Lease(Permit):
     def _write(self) -> None:
         if os.write(self._files[0], self._data) < len(self._data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
-        os.close(os.dup(self._files[0]))  # which is when NFS shows it to other hosts
+        close(repeated(os.dup, self._files[0]))  # which is when NFS shows it to other hosts
 
     def _take_name(self, temporary: Path) -> None:
         """Gives the file its final name, which only one job can do."""
@@ -161,7 +162,7 @@ class Lease(Permit):
         for _ in range(_ATTEMPTS):
             try:
                 try:
-                    os.link(temporary, self._path)
+                    repeated(os.link, temporary, self._path)
                 except FileExistsError:
                     raise
                 except OSError:  # no links here
@@ -183,7 +184,7 @@ class Lease(Permit):
 
         def create() -> None:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-            os.close(self._files[0])
+            close(self._files[0])
             self._files[0] = file
             _lock(file, wait=True)
             self._write()
@@ -204,7 +205,7 @@ class Lease(Permit):
           FileExistsError: If it is a pipe, a directory or the like.
         """
         try:
-            if not stat.S_ISREG(self._path.lstat().st_mode):
+            if not stat.S_ISREG(repeated(self._path.lstat).st_mode):
                 text = "This is not a regular file, so not the lease of a save: remove it"
                 raise FileExistsError(errno.EEXIST, text, str(self._path))
             file = _open(self._path)
@@ -212,7 +213,7 @@ class Lease(Permit):
             return  # it is gone by now
         try:
             about = _about(os.read(file, _MOST))
-            age = _now(self._path.parent) - os.fstat(file).st_mtime
+            age = repeated(_now, self._path.parent) - os.fstat(file).st_mtime
             if not about and age <= EXPIRY_S:
                 raise _UnknownError(self._text(about, age))
             # Other processes do not remove a file that is locked here.
@@ -223,29 +224,29 @@ class Lease(Permit):
             if (lock is None or not is_here) and not _has_ended(about):
                 if age < 0:  # the clock was set back: the lease expires from now on
                     with contextlib.suppress(OSError):
-                        os.utime(file if os.utime in os.supports_fd else self._path)
+                        repeated(os.utime, file if os.utime in os.supports_fd else self._path)
                         age = 0
                 if age <= EXPIRY_S:
                     raise self._busy(about, age)
                 self.spared = str(about.get("name"))
             self._remove(os.fstat(file))
         finally:
-            os.close(file)
+            close(file)
 
     def _remove(self, dead: os.stat_result) -> None:
         """Removes the lease of a dead process, but not a newer lease."""
         aside = self._path.with_name(f".{FILE}.treepack-{secrets.token_hex(8)}.tmp")
         with contextlib.suppress(FileNotFoundError):
-            if not os.path.samestat(dead, self._path.lstat()):
+            if not os.path.samestat(dead, repeated(self._path.lstat)):
                 return
             # Without locks, others may do the same now: one of them succeeds.
-            self._path.rename(aside)
+            repeated(self._path.rename, aside)
             try:
-                if not os.path.samestat(dead, aside.lstat()):
+                if not os.path.samestat(dead, repeated(aside.lstat)):
                     with contextlib.suppress(OSError):  # else its holder finds it gone
-                        os.link(aside, self._path)
+                        repeated(os.link, aside, self._path)
             finally:
-                aside.unlink()
+                unlink(aside)
 
     def _busy(self, about: dict[str, Any], age: float | None = None) -> BusyError:
         text, token = self._text(about, age), str(about.get("token"))
@@ -298,7 +299,7 @@ class Lease(Permit):
             _close(self._files)  # Windows removes no open file
         if is_held:
             with contextlib.suppress(OSError):  # it is unlocked all the same
-                self._path.unlink()
+                repeated(self._path.unlink)
         _close(self._files)
         _held.discard(self)
 
@@ -334,7 +335,7 @@ def leased(path: str, name: str) -> Iterator[Permit]:
 def _renew(target: int | Path, stopped: threading.Event) -> None:
     while not stopped.wait(RENEW_S):
         with contextlib.suppress(OSError):
-            os.utime(target)
+            repeated(os.utime, target)
 
 
 def _close(files: list[int]) -> None:

@@ -240,7 +240,8 @@ class Fast:
         """
         step = summary.step
         source, target = self.checkpoints.path(step), self._durable.path(step)
-        is_directory = Path(source).is_dir()
+        entry = self.checkpoints.folder.numbered().get(step)
+        is_directory = entry is not None and entry.is_directory
         try:
             with opened(source, step, is_directory=is_directory) as contents:
                 contents.verify(0, 1)

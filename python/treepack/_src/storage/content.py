@@ -11,11 +11,11 @@ import os
 import stat
 import zlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import treepack._core as core
 from treepack._src import formats
+from treepack._src.calls import repeated
 from treepack._src.forks import Locked
 from treepack._src.options import Buffer, Opening, Progress, StorageOptions, Tell, progress_bar
 from treepack._src.storage import remote as _remote
@@ -48,6 +48,12 @@ _CHECKED_BYTES = 64 << 20
 
 # The number of bytes that take as long to read as a seek in a file object.
 _NEAR_BYTES = 2 << 20
+
+# The number of bytes with which a patch begins.
+_HEAD_BYTES = 11
+
+# The first bytes of gzip.
+_GZIP = b"\x1f\x8b"
 
 
 Openable = str | os.PathLike[str] | Any
@@ -317,7 +323,7 @@ def _inflated_parts(
             raise GzipCorruptionError(
                 f"{damage}, so the file cannot be read in parts: load it whole, and save it again"
             )
-        if content.read_range(0, 2) != b"\x1f\x8b":  # numbers, which always have an index
+        if content.read_range(0, 2) != _GZIP:  # numbers, which always have an index
             raise GzipCorruptionError("the index of the compressed blocks is missing")
         if content.nbytes <= _CHECKED_BYTES:
             check_gzip(content)
@@ -371,13 +377,23 @@ def check_data(source: Any) -> None:
         ) from None
 
 
-def inflated_head(source: Openable, count: int) -> bytes:
-    """Returns the first bytes of a gzip stream, decompressed; fewer if it is damaged."""
-    with gzip.GzipFile(fileobj=file_of(_raw(source)[0])) as file:
+def holds_tree(source: Openable) -> bool | None:
+    """Returns whether compressed data begin as a tree or a patch; reads only the beginning.
+
+    `None` if they are not compressed.
+    """
+    content, _ = _raw(source)
+    if not core.is_compressed(content):
+        return None
+    if content.read_range(0, 2) != _GZIP:  # numbers, which only trees have
+        return True
+    with gzip.GzipFile(fileobj=file_of(content)) as file:
         try:
-            return file.read(count)
+            head = file.read(_HEAD_BYTES)
         except (OSError, EOFError, zlib.error):
-            return b""
+            return False
+    is_map = head != b"" and (0x80 <= head[0] <= 0x8F or head[0] in (0xDE, 0xDF))
+    return is_map or core.is_patch(head)
 
 
 def file_of(content: core.Content) -> io.BufferedReader:
@@ -472,7 +488,7 @@ def is_special(path: str | os.PathLike[str]) -> bool:
     if url_of(path) is not None:
         return False
     try:
-        mode = Path(path).stat().st_mode
+        mode = repeated(os.stat, path).st_mode
     except OSError as error:
         return error.errno == errno.ELOOP
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
@@ -486,7 +502,7 @@ def is_device(mode: int) -> bool:
 def size_of(path: str | os.PathLike[str]) -> int:
     """Returns the size of a local or remote file in bytes."""
     url = url_of(path)
-    return Path(path).stat().st_size if url is None else _remote.remote(url)[0].nbytes
+    return repeated(os.stat, path).st_size if url is None else _remote.remote(url)[0].nbytes
 
 
 def read_all(path: str | os.PathLike[str]) -> bytes:
@@ -548,7 +564,7 @@ def _local_content(
       IsADirectoryError: If it is a directory, unless `regular`.
     """
     try:
-        status = os.stat(path)  # noqa: PTH116  # a `Path` takes a tenth of a small load
+        status = repeated(os.stat, path)
     except ValueError:  # an invalid name, for which the core raises an error
         return core.Content.read(path, progress=tell)
     if stat.S_ISDIR(status.st_mode) and not regular:

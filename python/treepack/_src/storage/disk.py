@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import treepack._core as core
+from treepack._src.calls import close, mode_of, repeated, unlink
 from treepack._src.storage.store import Entry, Store, Stored
 
 # Other threads may remove a directory at the same time, or claim it, which makes its lease.
@@ -38,50 +39,49 @@ class Disk(Store):
             try:
                 os.fsync(file)
             finally:
-                os.close(file)
+                close(file)
         try:
-            os.link(source, target)
+            repeated(os.link, source, target)
         except FileExistsError:  # another process has linked it, too
-            if not Path(source).samefile(target):
+            if not repeated(os.path.samefile, source, target):
                 raise
 
     def delete(self, paths: Sequence[str]) -> None:
         for path in paths:
-            Path(path).unlink(missing_ok=True)
+            unlink(path)
 
     def entries(self, path: str) -> list[Entry]:
-        while True:
-            try:
-                with os.scandir(path) as listing:
-                    return [
-                        Entry(os.fsdecode(entry.name), _is_directory(entry)) for entry in listing
-                    ]
-            except FileNotFoundError:
-                return []
-            except InterruptedError:  # by a signal; Python repeats `open`, but not this call
-                pass
+        try:
+            return repeated(_entries, path)
+        except FileNotFoundError:
+            return []
 
     def exists(self, path: str) -> bool:
-        return Path(path).exists()
+        return mode_of(path) != 0
 
     def is_directory(self, path: str) -> bool:
-        return Path(path).is_dir()
+        return stat.S_ISDIR(mode_of(path))
 
     def remove(self, path: str) -> None:
         for left in reversed(range(_ATTEMPTS)):
             try:
-                if self.is_directory(path) and not Path(path).is_symlink():
-                    shutil.rmtree(path)
+                if stat.S_ISDIR(mode_of(path, follow_symlinks=False)):
+                    repeated(shutil.rmtree, path)
                 else:
-                    Path(path).unlink(missing_ok=True)
+                    unlink(path)
                 return
             except OSError as error:
                 if error.errno not in _CHANGES or left == 0:
                     raise
 
 
+def _entries(path: str) -> list[Entry]:
+    with os.scandir(path) as listing:
+        return [Entry(os.fsdecode(entry.name), _is_directory(entry)) for entry in listing]
+
+
 def _is_directory(entry: os.DirEntry[Any]) -> bool:
     try:
-        return entry.is_dir()
+        return repeated(entry.is_dir)
     except OSError:  # a link to itself
         return False

@@ -14,10 +14,10 @@ from treepack._src import formats
 from treepack._src.formats import Look
 from treepack._src.options import Buffer
 from treepack._src.printable import printable
-from treepack._src.storage.content import is_special, open_parts
+from treepack._src.storage.content import holds_tree, is_special, open_parts
 from treepack._src.storage.entries import entries
 from treepack._src.storage.place import joined, shown
-from treepack.errors import NoIndexError, TreepackError
+from treepack.errors import TreepackError
 
 # The maximum number of names in an error.
 _MOST_NAMES = 5
@@ -86,12 +86,12 @@ def _is_checkpoint(path: str | os.PathLike[str], manifest: str, look: Look) -> b
             return manifest in names or opening is not None
         if is_special(path):
             return False
+        if (is_tree := holds_tree(path)) is not None:
+            return is_tree
         content = open_parts(path, join=False).content
         if core.is_patch(content) or formats.of_content(content) is not None:
             return True
         return core.Catalog.open(content, salvage=False).children(0) is not None
-    except NoIndexError:
-        return True
     except (TreepackError, OSError):
         return False
 

@@ -208,5 +208,5 @@ class _Named(io.FileIO):
             return super().write(data)
 
     def close(self) -> None:
-        with naming(self._given):
+        with naming(self._given), contextlib.suppress(InterruptedError):  # it is closed then, too
             super().close()

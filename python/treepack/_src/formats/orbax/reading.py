@@ -8,14 +8,15 @@ TensorStore reads the boxes of arrays. Orbax itself is not needed.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import treepack._core as core
 from treepack._src import paths as _paths
+from treepack._src.calls import repeated
 from treepack._src.checkpoint.boxed import BoxedArray
 from treepack._src.checkpoint.laid import Unchecked, layout_of
 from treepack._src.checkpoint.reader import LazyArray, Place, Reader, StayLazy
@@ -131,7 +132,7 @@ def _sizes_in(folder: str) -> list[int]:
     folders, seen = [folder], set()
     while folders:
         current = folders.pop()
-        status = Path(current).stat()
+        status = repeated(os.stat, current)
         if (status.st_dev, status.st_ino) in seen:  # by links in a circle
             continue
         seen.add((status.st_dev, status.st_ino))

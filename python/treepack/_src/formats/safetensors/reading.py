@@ -15,12 +15,13 @@ import itertools
 import json
 import os
 import re
+import stat
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import treepack._core as core
 from treepack._src import paths as _paths
+from treepack._src.calls import mode_of
 from treepack._src.checkpoint.laid import Unchecked
 from treepack._src.checkpoint.reader import Place, Reader, StayLazy
 from treepack._src.checkpoint.sharded import ShardedReader
@@ -253,7 +254,7 @@ class RepositoryReader(Unchecked, ShardedReader):
                 return DamagedFileError(f"{name}: {error.message}", error.offset, error.path)
             except FileNotFoundError:
                 # Of huggingface_hub's cache, which has links; other files may have been replaced.
-                if name == _ITSELF or not Path(place).is_symlink():
+                if name == _ITSELF or not stat.S_ISLNK(mode_of(place, follow_symlinks=False)):
                     raise
                 return DamagedFileError(
                     f"{name} is a link to a file that is not there: download it, too"
