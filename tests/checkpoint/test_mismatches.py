@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -225,11 +226,38 @@ def test_axes_in_another_order_are_named(
         assert found["up"]["kernel"].shape == shape
 
 
-@pytest.mark.parametrize("shape", [(3, 128), (3, 16, 8, 1), (384,), (4, 12, 8)])
+@pytest.mark.parametrize(
+    ("there", "here", "axes"),
+    [
+        ((3, 16, 8), (3, 128), "a b c -> a (b c)"),
+        ((3, 128), (3, 16, 8), "a (b c) -> a b c"),
+        ((16, 24), (2, 8, 24), "(a b) c -> a b c"),
+        ((3, 16, 8), (384,), "a b c -> (a b c)"),
+        ((2, 3, 20), (6, 4, 5), "a b (c d) -> (a b) c d"),
+    ],
+)
+def test_axes_that_are_split_or_joined_are_a_rule(
+    saved: Saved, there: tuple[int, ...], here: tuple[int, ...], axes: str
+) -> None:
+    """As the heads of attention: the rule keeps the order of the elements."""
+    array = jnp.arange(float(math.prod(there))).reshape(there)
+    load = saved({"up": {"kernel": array}, "n": jnp.ones(2)})
+    template = {"up": {"kernel": jnp.zeros(here)}, "n": jnp.zeros(2)}
+    text = refused(load, template)
+    found = re.search(r"\nPass mapping=(\{.*\}) to treepack\.load if these axes are split", text)
+    assert found is not None
+    assert eval(found[1]) == {"up/kernel": ("up/kernel", axes)}
+    loaded = load(template, mapping=eval(found[1]))["up"]["kernel"]
+    np.testing.assert_array_equal(loaded, array.reshape(here))
+    assert "mismatched=" not in text
+    assert "strict=" not in text
+
+
+@pytest.mark.parametrize("shape", [(3, 16, 8, 1), (4, 12, 8), (12, 32)])
 def test_arrays_of_equal_size_and_another_shape_are_not_given_up(
     saved: Saved, shape: tuple[int, ...]
 ) -> None:
-    """As the heads of attention, joined or apart: no option reshapes or drops them."""
+    """No option reshapes or drops them where the shapes do not tell the axes."""
     load = saved({"up": {"kernel": jnp.ones((3, 16, 8))}, "n": jnp.ones(2)})
     found = refused(load, {"up": {"kernel": jnp.zeros(shape)}, "n": jnp.zeros(2)})
     assert f"such as [3, 16, 8] in place of {[*shape]}: load them without a template" in found

@@ -296,6 +296,10 @@ def test_every_verb_refuses_a_base_that_is_no_tree(tmp_path: Path):
                 with pytest.raises(TypeError, match=rf"^base= takes a tree, .* {text}") as error:
                     verb(base)
                 assert len(str(error.value)) < 250, name
+        with treepack.open(path, mapping={"v": "w"}) as mapped:  # its arrays are not in a file
+            for verb in verbs.values():
+                with pytest.raises(treepack.TreepackError, match="an open file with a mapping: "):
+                    verb(mapped)
         lazy = {"w": file["w"], "params": {"b": file["params/b"]}}
         for base in (path, str(path), file, path.read_bytes(), held, lazy):
             for verb in verbs.values():

@@ -39,6 +39,13 @@ def step(path: Path) -> Path:
     return path / "step_2"
 
 
+def linked(path: Path) -> Path:
+    run = treepack.Series(path, unchanged="link")
+    for number in range(3):
+        run.save(number, {**TREE, "a": np.full(300, float(number))})
+    return path / "step_2"
+
+
 def series(path: Path) -> treepack.Series:
     return treepack.Series(path, keep=treepack.Keep(last=2), sharded=True)
 
@@ -56,7 +63,7 @@ def npz(path: Path) -> Path:
     return path / "it.npz"
 
 
-FORMS: list[Callable[[Path], Path]] = [repository, sharded, step, orbax, npz]
+FORMS: list[Callable[[Path], Path]] = [repository, sharded, step, linked, orbax, npz]
 
 
 def litter(folder: Path) -> None:
@@ -122,6 +129,11 @@ def test_files_are_released(tmp_path: Path, form: Callable[[Path], Path]) -> Non
         lambda: treepack.abstract(path),
         lambda: closed(path),
         lambda: treepack.diff(path, path),
+        lambda: treepack.digest(path),
+        lambda: treepack.load(path, expect=treepack.digest(path), copy=True),
+        lambda: treepack.open(path)["c"][...].sum(),  # never closed
+        lambda: treepack.open(path, mapping={"q": "b"})["q"][...].sum(),
+        lambda: treepack.save(tmp_path.with_name("copy"), treepack.open(path)),
     ]
 
     def held() -> list[str]:

@@ -100,7 +100,11 @@ class _Turn(Milestone):
 
 
 class Task(Generic[T]):
-    """Work that is done once: by a worker, or by the first thread that needs the result."""
+    """Work that is done once: by a worker, or by the first thread that needs the result.
+
+    Attributes:
+      is_forgotten: Whether its result is dropped.
+    """
 
     _result: T
 
@@ -110,6 +114,7 @@ class Task(Generic[T]):
         self._is_done, self._done = False, _thread.allocate_lock()
         self._done.acquire()
         self._error: BaseException | None = None
+        self.is_forgotten = False
 
     @property
     def is_suspended(self) -> bool:
@@ -124,11 +129,6 @@ class Task(Generic[T]):
         process, thread = claim
         return process != os.getpid() or thread == _thread.get_ident()
 
-    @property
-    def is_forgotten(self) -> bool:
-        """Whether its result is dropped."""
-        return self._work is None
-
     def attempt(self) -> None:
         """Does the work, unless another thread has begun it."""
         if not self._claim():
@@ -139,6 +139,7 @@ class Task(Generic[T]):
         except BaseException as error:
             self._error = error
         finally:
+            self._work = None  # it may refer to the owner of the task
             self._is_done = True
             self._done.release()
 
@@ -164,7 +165,7 @@ class Task(Generic[T]):
         """Drops the result of work that is done."""
         if self._is_done:
             self._result = None  # type: ignore[assignment]
-            self._work = None
+            self.is_forgotten = True
 
     def end(self) -> bool:
         """Waits for the work if it has begun; otherwise it never begins.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -234,13 +235,17 @@ def about_ties(mismatches: list[Mismatch]) -> Iterator[str]:
 def about_axes(mismatches: list[Mismatch], names_of: Mapping[str, str] | None) -> Iterator[str]:
     """Yields a hint about arrays whose axes have another order in the file; see `about_names`."""
     names = names_of or {}
-    rules, unclear = {}, []
+    rules, split, unclear = {}, {}, []
     for mismatch in mismatches:
         path, ours, theirs = mismatch.path, _sizes(mismatch.expected), _sizes(mismatch.found)
-        if ours is None or theirs is None or ours == theirs or sorted(ours) != sorted(theirs):
+        if ours is None or theirs is None or ours == theirs:
             continue
         if names_of is not None and path not in names:
             continue  # a rule has given the axes
+        if sorted(ours) != sorted(theirs):
+            if (axes := _split(theirs, ours)) is not None:
+                split[path] = f"{path!r}: ({names.get(path, path)!r}, {axes!r})"
+            continue
         if len({*ours}) < len(ours) or len(ours) > len(_AXES):
             unclear.append(path)  # several orders have these shapes
         else:
@@ -250,7 +255,10 @@ def about_axes(mismatches: list[Mismatch], names_of: Mapping[str, str] | None) -
     if rules:
         shown = shortened(rules.values(), len(rules))
         yield f"{_mapped(shown, names_of)} if these axes are swapped."
-    elif unclear:
+    if split:
+        shown = shortened(split.values(), len(split))
+        yield f"{_mapped(shown, names_of)} if these axes are split or joined."
+    if unclear and not rules:
         yield (
             f"The axes of {printable(unclear[0])} have another order, which the shapes do not "
             "tell: pass it as axes in mapping=, as in {path: (path, 'a b -> b a')}."
@@ -265,6 +273,31 @@ def _mapped(rules: str, names_of: Mapping[str, str] | None) -> str:
 
 
 _AXES = "abcdefghijklmnopqrstuvwxyz"
+
+
+def _split(theirs: list[int], ours: list[int]) -> str | None:
+    """Returns the axes of a rule that splits or joins axes in their order, as `a (b c) -> a b c`.
+
+    `None` if the shapes do not tell them, or no rule does it.
+    """
+    if min([*theirs, *ours], default=0) < 2 or max(len(theirs), len(ours)) > len(_AXES):
+        return None
+    letters = iter(_AXES)
+    sides: tuple[list[str], list[str]] = ([], [])
+    rest = [*theirs], [*ours]
+    while all(rest):
+        parts = [rest[0].pop(0)], [rest[1].pop(0)]
+        while (left := math.prod(parts[0])) != (right := math.prod(parts[1])):
+            side = left > right
+            if not rest[side]:
+                return None
+            parts[side].append(rest[side].pop(0))
+        if min(map(len, parts)) > 1:
+            return None
+        axes = [*itertools.islice(letters, max(map(len, parts)))]
+        for side, each in enumerate(parts):
+            sides[side].append(" ".join(axes) if len(each) == len(axes) else f"({' '.join(axes)})")
+    return None if any(rest) else " -> ".join(map(" ".join, sides))
 
 
 def is_reshaped(mismatch: Mismatch) -> bool:
@@ -287,7 +320,7 @@ def about_leaves(mismatches: list[Mismatch]) -> Iterator[str]:
         for mismatch in mismatches
     ]
     for ours, theirs, is_same_size in shapes:
-        if is_same_size:
+        if is_same_size and _split(theirs or [], ours or []) is None:
             yield (
                 f"Some arrays have their elements in another shape, such as {theirs} in place of "
                 f"{ours}: load them without a template, and call reshape on them."

@@ -67,6 +67,8 @@ def base_of(base: Any, static: Static = "skip", max_size: int | None = None) -> 
         with naming(reader.given):
             if reader.is_patch:
                 raise not_a_base("a patch itself")
+            if reader.is_mapped:
+                raise not_a_base("an open file with a mapping")
             if reader.format is not None:
                 raise not_a_base(f"a checkpoint of {reader.format}")
         return reader.catalog
