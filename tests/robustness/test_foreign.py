@@ -262,3 +262,15 @@ def test_pointers_in_place_of_files(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(pointer)
     with pytest.raises(treepack.TreepackError, match=rf"{name}.*git lfs pull"):
         READ_POINTER[name](tmp_path / name)
+
+
+def test_compressed_files_of_a_directory_are_looked_at_only_where_they_begin(tmp_path: Path) -> None:
+    """They may expand to a thousand times their size, whatever `max_size` says."""
+    data = gzip.compress(serialization.to_bytes({"w": np.zeros(1 << 17)}))
+    (tmp_path / "step_3").write_bytes(data[: len(data) // 2])  # all of it would be an error
+    with pytest.raises(treepack.NoManifestError, match=r"load '.*/step_3'"):
+        treepack.load(tmp_path, max_size=1000)
+    (tmp_path / "step_3").write_bytes(gzip.compress(b"text" * 1000))
+    with pytest.raises(treepack.NoManifestError) as error:
+        treepack.load(tmp_path)
+    assert "load '" not in str(error.value)
