@@ -264,7 +264,7 @@ def test_pointers_in_place_of_files(tmp_path: Path, name: str) -> None:
         READ_POINTER[name](tmp_path / name)
 
 
-def test_compressed_files_of_a_directory_are_looked_at_only_where_they_begin(tmp_path: Path) -> None:
+def test_compressed_files_of_a_directory_are_read_where_they_begin(tmp_path: Path) -> None:
     """They may expand to a thousand times their size, whatever `max_size` says."""
     data = gzip.compress(serialization.to_bytes({"w": np.zeros(1 << 17)}))
     (tmp_path / "step_3").write_bytes(data[: len(data) // 2])  # all of it would be an error

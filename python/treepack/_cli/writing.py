@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -176,5 +178,9 @@ def _save(
 
 def _size_of(target: str) -> int:
     """Returns the size of a new file or directory in bytes."""
+    path = Path(target).expanduser()
+    with contextlib.suppress(InterruptedError):  # by a signal: then it is opened
+        if path.is_file():
+            return path.stat().st_size
     with treepack.open(target) as file:
         return file.stored_nbytes

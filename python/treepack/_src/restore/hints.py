@@ -288,10 +288,10 @@ def _split(theirs: list[int], ours: list[int]) -> str | None:
     while all(rest):
         parts = [rest[0].pop(0)], [rest[1].pop(0)]
         while (left := math.prod(parts[0])) != (right := math.prod(parts[1])):
-            side = left > right
-            if not rest[side]:
+            smaller = int(left > right)
+            if not rest[smaller]:
                 return None
-            parts[side].append(rest[side].pop(0))
+            parts[smaller].append(rest[smaller].pop(0))
         if min(map(len, parts)) > 1:
             return None
         axes = [*itertools.islice(letters, max(map(len, parts)))]
