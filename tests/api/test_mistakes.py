@@ -161,7 +161,7 @@ PATHS: list[Row] = [
     ("save(TREE, 'x')", r"got dict: the path comes first, as in save\(path, tree\)", [
         "save('x', TREE)"]),
     ("save('', TREE)", "The path is empty", ["save('x', TREE)"]),
-    ("digest('')", "The path is empty", ["digest(data)"]),
+    ("treepack.digest('')", "The path is empty", ["treepack.digest('model')"]),
     ("save('x')", "missing 1 required positional argument: 'tree'", ["save('x', TREE)"]),
     ("save('sharded', TREE)", "Is a directory: 'sharded'.*choose a file in it; .*sharded=True", [
         "save('sharded', TREE, sharded=True)"]),
@@ -300,11 +300,11 @@ OPTIONS: list[Row] = [
     ("treepack.load_exported('model')",
         "not written by save_exported: .*treepack.load reads", [
         "load('model')"]),
-    ("treepack.Series('run5').save(jnp.arange(2), TREE)",
+    ("treepack.Series('by_step').save(jnp.arange(2), TREE)",
         r"step must be an integer, got Array\(\[0,", [
-        "treepack.Series('run5').save(5, TREE)"]),
-    ("treepack.Series('run5').save(step=6, tree=TREE)", "'tree': pass it as state=$", [
-        "treepack.Series('run5').save(step=6, state=TREE)"]),
+        "treepack.Series('by_step').save(5, TREE)"]),
+    ("treepack.Series('by_step').save(step=6, tree=TREE)", "'tree': pass it as state=$", [
+        "treepack.Series('by_step').save(step=6, state=TREE)"]),
     ("treepack.Series('run').resume(TREE, TREE)",
         r"call it as resume\(template\), and name the re", [
         "treepack.Series('run').resume(TREE)"]),

@@ -50,6 +50,15 @@ def test_a_template_of_another_shape(file: Path, shape: Any, abstract: bool) -> 
         assert report.kept == ["q"]
 
 
+def test_the_cure_of_joined_axes(file: Path) -> None:
+    template = {"q": np.zeros((8, 12), np.float32), "norm": np.zeros(8, np.float32)}
+    rules = treepack.Mapping(QUERY, d=3)
+    with pytest.raises(treepack.MismatchError, match=r"the rule of q gives: 'a b c -> a \(b c\)'"):
+        treepack.load(file, template, mapping=rules)
+    joined = treepack.Mapping({"q": ("q.weight", "(h d) m -> m (h d)")}, d=3)
+    assert treepack.load(file, template, mapping=joined)["q"].shape == (8, 12)
+
+
 def test_a_mismatch_without_values_to_keep(file: Path) -> None:
     template = {"q": jax.ShapeDtypeStruct((8, 5, 3), jnp.float32), "norm": np.zeros(8, np.float32)}
     with pytest.raises(treepack.MismatchError, match="no values to keep"):

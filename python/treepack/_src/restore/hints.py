@@ -240,10 +240,13 @@ def about_axes(mismatches: list[Mismatch], names_of: Mapping[str, str] | None) -
         path, ours, theirs = mismatch.path, _sizes(mismatch.expected), _sizes(mismatch.found)
         if ours is None or theirs is None or ours == theirs:
             continue
-        if names_of is not None and path not in names:
-            continue  # a rule has given the axes
+        axes = None if sorted(ours) == sorted(theirs) else _split(theirs, ours)
+        if names_of is not None and path not in names:  # a rule has given the axes
+            if axes is not None:
+                yield f"Split or join the axes that the rule of {printable(path)} gives: {axes!r}."
+            continue
         if sorted(ours) != sorted(theirs):
-            if (axes := _split(theirs, ours)) is not None:
+            if axes is not None:
                 split[path] = f"{path!r}: ({names.get(path, path)!r}, {axes!r})"
             continue
         if len({*ours}) < len(ours) or len(ours) > len(_AXES):
