@@ -95,6 +95,7 @@ def read_metadata(
       >>> treepack.read_metadata(treepack.dumps([], metadata={"step": 3, "shape": (1, 2)}))
       {'step': 3, 'shape': (1, 2)}
     """
+    check("unknown", unknown)
     source = resolved(path_or_data, storage_options)
     with naming(source):
         try:
