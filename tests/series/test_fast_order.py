@@ -178,9 +178,9 @@ def test_a_copy_that_lost_its_lease_gets_no_name(
 ) -> None:
     """As where the process stood still, and another job took it for dead."""
 
-    def pieces(content: Any) -> Any:
+    def pieces(content: Any, start: int) -> Any:
         (tmp_path / "run" / "lease.treepack").unlink()
-        return original(content)
+        return original(content, start)
 
     original = write.pieces
     monkeypatch.setattr(write, "pieces", pieces)

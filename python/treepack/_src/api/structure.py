@@ -140,8 +140,8 @@ def is_checkpoint(path_or_data: Openable, *, storage_options: StorageOptions = N
       >>> treepack.is_checkpoint(b"step: 3")
       False
     """
-    source = resolved(path_or_data, storage_options)
     try:
+        source = resolved(path_or_data, storage_options)
         with naming(source), contextlib.closing(open_reader(source, join=False)) as reader:
             catalog = reader.catalog
             is_map = catalog.children(0) is not None and not catalog.is_list(0)

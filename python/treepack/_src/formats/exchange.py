@@ -45,13 +45,11 @@ class Later(Deferred):
       array: The array there, once it can be read.
     """
 
-    is_later = True
-
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]):
         self.shape, self.dtype = shape, dtype
         self.array: Any = None
 
-    def now(self) -> Any:
+    def _now(self) -> Any:
         """Returns the array in the hidden checkpoint."""
         return self.array
 

@@ -115,7 +115,8 @@ def copy_checkpoint(
         return
     data = read_all(joined(source, MANIFEST))
     files = core.Manifest.decode(data).files
-    there = set() if before is None else {*_files_of(before)}
+    has_linked = len({save_of(name) for name, _, _ in files}) > 1
+    there = {*_files_of(before)} if has_linked and before is not None else set()
     directory = directory_at(target)
     directory.claim(save_of(files[0][0]))
     try:

@@ -57,7 +57,7 @@ def mapped_leaves(tree: Any, mapping: Any, *, snapshot: bool) -> Leaves:
     mapped: list[tuple[tuple[str, ...], Any]] = []
     for new, old in plan.same.items():
         leaf = leaves[old]
-        if new in ties and isinstance(leaf, Deferred) and leaf.is_later:
+        if new in ties and isinstance(leaf, Deferred) and leaf._now() is None:
             leaf = _Tensor(new, old, leaf.shape, leaf.dtype, ties[new], held)
         else:
             for tie in ties.get(new, ()):
@@ -88,13 +88,13 @@ class _Sources:
         """Returns the tensor at a path, or a leaf that is one."""
         if isinstance(made, str):
             leaf = self._leaves[made]
-            return leaf.now() if isinstance(leaf, Deferred) else leaf
+            return leaf._now() if isinstance(leaf, Deferred) else leaf
         self.hold(made.assembly.paths)
         paths = made.assembly.paths
 
         def source(at: int) -> Source:
             array = self._held[paths[at]]
-            return Source(array.now() if isinstance(array, Deferred) else array)
+            return Source(array._now() if isinstance(array, Deferred) else array)
 
         return assembled(made, source, path=path)
 
@@ -133,7 +133,7 @@ def _held(leaf: Any, *, snapshot: bool) -> Any:
     if isinstance(leaf, (np.ndarray, np.generic)):
         array = np.array(leaf) if snapshot else np.asarray(leaf)
         return _InMemory(array.astype(array.dtype.newbyteorder("="), copy=False))
-    if isinstance(leaf, Deferred) and leaf.is_later:
+    if isinstance(leaf, Deferred) and leaf._now() is None:
         return leaf
     if isinstance(leaf, LazyArray):
         leaf.compare()

@@ -250,7 +250,7 @@ class Fast:
                 self.checkpoints.damaged[step] = error.with_traceback(None)
             raise
         with room_for(self._durable, step, is_directory) as check:
-            earlier = [at for at in self._durable.steps() if at <= step]
+            earlier = [at for at in self._durable.steps() if at <= step] if is_directory else []
             before = self._durable.path(earlier[-1]) if earlier else None
             copy_checkpoint(source, target, check, is_directory=is_directory, before=before)
             has_saved(self._durable, summary, self._keep, check)

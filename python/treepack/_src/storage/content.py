@@ -25,6 +25,7 @@ from treepack._src.storage.naming import naming
 from treepack._src.storage.place import (
     Location,
     beside,
+    check_name,
     joined,
     located,
     shown,
@@ -565,6 +566,9 @@ def _local_content(
     """
     try:
         status = os.stat(path)  # noqa: PTH116  # a `Path` takes a tenth of a small load
+    except FileNotFoundError:
+        check_name(path)
+        raise
     except InterruptedError:
         return _local_content(path, mmap, tell, regular=regular, whole=whole)
     except ValueError:  # an invalid name, for which the core raises an error

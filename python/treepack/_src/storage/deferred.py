@@ -22,15 +22,13 @@ class Deferred:
     Attributes:
       shape: The dimensions.
       dtype: The NumPy dtype.
-      is_later: Whether it will be in a file only when its elements are needed.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    is_later = False
 
-    def now(self) -> Any:
-        """Returns itself, or the array in the file if it is there by now."""
+    def _now(self) -> Any:
+        """Returns itself; an array that will be in a file is the array there, or `None` before."""
         return self
 
     @property

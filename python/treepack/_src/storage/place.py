@@ -94,8 +94,6 @@ def resolved(source: Any, storage_options: Mapping[str, Any] | None = None) -> A
         return Url(str(source), own, getattr(source, "fs", None))
     url = None
     if isinstance(source, (str, os.PathLike)):
-        if os.fspath(source) == "":  # which would be the working directory
-            raise FileNotFoundError(errno.ENOENT, "The path is empty", "")
         if "\0" in os.fsdecode(source):
             raise ValueError(f"{shown(source)!r} contains NUL, which no path has: leave it out")
         url = url_of(source)
@@ -153,7 +151,14 @@ def located(
         if hasattr(path, "write"):
             remedy = for_file
         raise TypeError(f"expected a path or a URL, got {type(path).__name__}: {remedy}")
+    check_name(location)
     return location
+
+
+def check_name(path: str | os.PathLike[str]) -> None:
+    """Raises a FileNotFoundError if a path is empty, which would be the working directory."""
+    if os.fspath(path) == "":
+        raise FileNotFoundError(errno.ENOENT, "The path is empty", "")
 
 
 # The suffixes of other formats.
