@@ -193,3 +193,12 @@ def test_numbers_are_compared_exactly(dtype: str, one: Any, other: Any, text: st
 def test_integers_of_two_dtypes_are_compared_exactly():
     (found,) = treepack.diff({"a": np.array([2**60])}, {"a": np.array([2**60 + 1], np.uint64)})
     assert found.text.startswith("int64 and uint64, 1 element, by 1 at most")
+
+
+def test_the_size_of_both_is_bounded(tmp_path: Path) -> None:
+    treepack.save(tmp_path / "large.gz", {"w": np.zeros(1 << 20)})
+    tree = {"w": np.zeros(1 << 20)}
+    for pair in ((tmp_path / "large.gz", tree), (tree, tmp_path / "large.gz")):
+        with pytest.raises(treepack.TreepackError, match="max_size"):
+            treepack.diff(*pair, max_size=1 << 20)
+        assert not treepack.diff(*pair, max_size=9 << 20)

@@ -216,6 +216,7 @@ print("busy")
 )
 
 
+@pytest.mark.campaign
 def test_another_job_saves_to_the_directory(tmp_path: Path) -> None:
     assert "busy" in processes.run(BUSY, 2, tmp_path / "model")
     assert not any((tmp_path / "model").iterdir())
@@ -245,6 +246,7 @@ treepack.save(args[0], distributed(), format="safetensors", max_shard_size=1000)
 )
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("killed", [0, 1])
 def test_the_next_save_removes_shards_of_a_killed_one(

@@ -139,11 +139,8 @@ _NUMBERS: dict[str, tuple[str, Callable[[Any], Any], float]] = {
     "max_size": ("a number of bytes of at least 0, such as 10**9", operator.index, 0),
     **dict.fromkeys(("rtol", "atol"), ("a number of at least 0, such as 1e-6", float, 0)),
     "timeout": ("a number of seconds above 0", float, math.nextafter(0, 1)),
-    "level": (
-        "an integer from 0 to 9",
-        operator.index,
-        -math.inf,
-    ),  # the core checks further limits
+    # The core checks further limits of these.
+    "level": ("an integer from 0 to 9", operator.index, -math.inf),
     "threads": ("an integer", operator.index, -math.inf),
     "align": ("a power of two from 1 to 64", operator.index, -math.inf),
     **dict.fromkeys(("step", "newer_than"), ("an integer", operator.index, -math.inf)),

@@ -115,6 +115,7 @@ def diff(
     atol: float = 0.0,
     stats: bool = False,
     mapping: Any = None,
+    max_size: int | None = None,
 ) -> Differences:
     """Compares names, shapes, dtypes, values and static data of two checkpoints or trees.
 
@@ -129,6 +130,7 @@ def diff(
       stats: Whether to compute norms, changes and NaNs of each module; see `Differences.modules`.
       mapping: A `Mapping`, or its rules, by which `one` is read, as a tree of the layout of
         `other`.
+      max_size: The maximum decompressed size in bytes of each of them; see `load`.
 
     Returns:
       A list of the differences.
@@ -141,7 +143,7 @@ def diff(
     """
     check("rtol", rtol)
     check("atol", atol)
-    with _opened(one) as left, _opened(other) as right:
+    with _opened(one, max_size) as left, _opened(other, max_size) as right:
         theirs = dict(right.leaves())
         differences = Differences()
         if mapping is not None:
@@ -190,12 +192,12 @@ def _static(one: Tree, other: Tree) -> Iterator[Difference]:
 
 
 @contextlib.contextmanager
-def _opened(source: Any) -> Iterator[Tree]:
+def _opened(source: Any, max_size: int | None) -> Iterator[Tree]:
     if isinstance(source, Tree):
         yield source
         return
     source = resolved(source)
-    with open(source if is_source(source) else dumps(source)) as file:
+    with open(source if is_source(source) else dumps(source), max_size=max_size) as file:
         yield file
 
 
