@@ -222,6 +222,38 @@ def test_another_job_saves_to_the_directory(tmp_path: Path) -> None:
     assert not any((tmp_path / "model").iterdir())
 
 
+OVERTAKEN = (
+    TREE
+    + """
+lease = pathlib.Path(args[0], "lease.treepack")
+
+def overtaken(layout, place, *rest, real=writing.save_layout):
+    if index == 1:  # as after process 0 stood still for longer than its lease
+        lease.unlink()
+        lease.write_text('{"name": "other"}')
+        written.append(place)
+    return real(layout, place, *rest)
+
+writing.save_layout = overtaken
+try:
+    treepack.save(args[0], distributed(), format="safetensors", max_shard_size=1000)
+except ValueError as error:
+    assert "the lease of " in str(error) and " is gone" in str(error), error
+else:
+    raise AssertionError("no error")
+assert not any(map(os.path.exists, written)), written
+print("overtaken")
+"""
+)
+
+
+@pytest.mark.campaign
+def test_no_file_gets_its_name_without_the_lease(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    assert "overtaken" in processes.run(OVERTAKEN, 2, path)
+    assert not (path / "model.safetensors.index.json").exists()
+
+
 KILLED = (
     TREE
     + """

@@ -286,7 +286,9 @@ def _saved(
             content = format.content_of(tree, saved)
             _export(format, place, *content, export, options)(options.get("progress"))
         return None
-    exchange = exchange_of(format.room(place), tree, saved, snapshot=background)
+    threads = options.get("threads")
+    room = format.room(place)
+    exchange = exchange_of(room, tree, saved, snapshot=background, threads=threads)
     try:
         if exchange is not None:
             tree = exchange.tree

@@ -68,7 +68,15 @@ class Exchange:
       nbytes: The number of bytes of shards that this process has written.
     """
 
-    def __init__(self, directory: str, tree: Any, saved: Saved, *, snapshot: bool):
+    def __init__(
+        self,
+        directory: str,
+        tree: Any,
+        saved: Saved,
+        *,
+        snapshot: bool,
+        threads: int | None,
+    ):
         """Encodes the shards of this process.
 
         Args:
@@ -77,6 +85,7 @@ class Exchange:
           tree: The tree.
           saved: The options of the save.
           snapshot: Whether arrays may change before `opened`.
+          threads: The maximum number of threads that copy.
         """
         self._path = joined(absolute(directory), HIDDEN)
         self._later: list[Later] = []
@@ -94,7 +103,7 @@ class Exchange:
             else:
                 self.tree = leaf
         own = Saved(sharded=True, step=saved.step, timeout=saved.timeout)
-        writing = Writing(durable=False)
+        writing = Writing(durable=False, threads=threads)
         self._shards = ShardedWrite(self._path, arrays, own, writing, snapshot=snapshot)
         self._group: Group = self._shards.group
         self.index, self.count = self._group.index, self._group.count
@@ -160,24 +169,24 @@ class Exchange:
             self._group.announce("")
         self._group.end(error)
 
-    def agree(self, plan: int, names: Sequence[str] = ()) -> list[str]:
-        """Returns the names of the files that process 0 gives, in all processes.
+    def agree(self, plan: int, choice: Any = None) -> Any:
+        """Returns the choice of process 0, such as names of files, in all processes.
 
         Args:
           plan: A checksum of the files, which must be the same in all processes.
-          names: The names; for process 0.
+          choice: A value for JSON; for process 0.
 
         Raises:
           TreepackError: If another process would save other files.
         """
         if self.index == 0:
             self._has_announced = True
-            self._group.announce(json.dumps([plan, self._files, names]))
-            return [*names]
+            self._group.announce(json.dumps([plan, self._files, choice]))
+            return choice
         text = self._group.announced()
         if not text:
             self._group.wait()  # raises the error of process 0
-        its_plan, files, names = json.loads(text)
+        its_plan, files, choice = json.loads(text)
         if files != self._files:
             raise BusyError(f"another job saves to {self._path} at the same time: save again")
         if plan != its_plan:
@@ -185,7 +194,7 @@ class Exchange:
                 "its files differ from those of process 0: pass the same mapping=, separator=, "
                 "max_shard_size= and metadata= in all processes"
             )
-        return [*names]
+        return choice
 
     def gather(self) -> None:
         """Waits until all others have written their files; for process 0.
@@ -200,7 +209,7 @@ class Exchange:
 
 
 def exchange_of(
-    directory: str | None, tree: Any, saved: Saved, *, snapshot: bool
+    directory: str | None, tree: Any, saved: Saved, *, snapshot: bool, threads: int | None
 ) -> Exchange | None:
     """Returns the exchange of a save by several processes; `None` if this one saves alone.
 
@@ -210,7 +219,7 @@ def exchange_of(
         return None
     if saved.sharded is None and not is_distributed(tree):
         return None
-    return Exchange(directory, tree, saved, snapshot=snapshot)
+    return Exchange(directory, tree, saved, snapshot=snapshot, threads=threads)
 
 
 def writers_of(sizes: Sequence[int], count: int) -> list[int]:

@@ -75,12 +75,23 @@ class Permit:
 
     is_held = True
 
+    def __init__(self, directory: str | None = None, name: str = ""):
+        """With a local directory, process 0 of the job holds its lease for the save of a name."""
+        self._directory, self._name = directory, name
+
     def check(self) -> None:
-        """Checks that this process still has it.
+        """Checks that this process, or process 0 of its job, still has it.
 
         Raises:
-          BusyError: If another job took this process for dead.
+          BusyError: If another job took that process for dead.
         """
+        if self._directory is None:
+            return
+        data = b""
+        with contextlib.suppress(OSError):
+            data = Path(self._directory, FILE).read_bytes()
+        if _about(data).get("name") != self._name:
+            raise BusyError(f"the lease of process 0 on {self._directory} is gone: save again")
 
     def commit(self, path: str, data: bytes, before: Any = None, *, durable: bool) -> None:
         """Writes the small file that completes a save; see `Store.put`.

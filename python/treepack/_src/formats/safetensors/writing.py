@@ -263,7 +263,8 @@ class Save:
             leased(room, secrets.token_hex(4)) as permit,
             self._exchange.opened(tell, self._nbytes),
         ):
-            self._write(self._exchange.agree(self._plan()), tell, permit)
+            self._exchange.agree(self._plan(), ["", []])
+            self._write([], tell, permit)
             self._exchange.gather()
         if is_local(room):
             with contextlib.suppress(OSError):
@@ -271,8 +272,8 @@ class Save:
 
     def _lead_directory(self, tell: Tell | None) -> None:
         """Writes files to a directory, the index last, and removes the files of earlier saves."""
-        path, exchange = self._path, self._exchange
-        with leased(path, secrets.token_hex(4)) as permit:
+        path, exchange, save = self._path, self._exchange, secrets.token_hex(4)
+        with leased(path, save) as permit:
             with (
                 contextlib.nullcontext()
                 if exchange is None
@@ -283,7 +284,7 @@ class Save:
                 names = _names(len(self._parts), before)
                 try:
                     if exchange is not None:
-                        exchange.agree(self._plan(), names)
+                        exchange.agree(self._plan(), [save, names])
                     self._write(names, tell, permit)
                     if exchange is not None:
                         exchange.gather()
@@ -308,7 +309,9 @@ class Save:
     def _follow(self, exchange: Exchange, tell: Tell | None) -> None:
         """Writes the files of another process than 0."""
         with exchange.opened(tell, self._nbytes):
-            self._write(exchange.agree(self._plan()), tell, Permit())
+            save, names = exchange.agree(self._plan())
+            permit = Permit(self._path, save) if save and is_local(self._path) else Permit()
+            self._write(names, tell, permit)
 
     def _plan(self) -> int:
         """Returns a checksum of the files."""
