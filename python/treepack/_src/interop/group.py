@@ -208,9 +208,9 @@ class Group:
         """
         check("timeout", timeout)
         check_not_forked(call)
-        self.index, self.count, self._client = _jax.processes()
-        if members is not None:
-            self.index, self.count = members.index(self.index), len(members)
+        index, count, self._client = _jax.processes()
+        self.index: int = index if members is None else members.index(index)
+        self.count: int = count if members is None else len(members)
         self.members: Sequence[int] = range(self.count) if members is None else members
         self._timeout = timeout
         self._size = group_size(self.count)

@@ -75,7 +75,7 @@ class ShardedWrite:
         *,
         snapshot: bool,
     ):
-        self.group = Group(saved.timeout, step=saved.step)
+        self.group: Group = Group(saved.timeout, step=saved.step)
         self._path = absolute(path)  # the working directory may change
         self._writing = writing
         try:
