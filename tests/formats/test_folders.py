@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
+import tiers
 import treepack
 
 PACKAGE = Path(treepack.__file__).parent
@@ -248,7 +249,7 @@ def test_a_feature_takes_five_lines_elsewhere(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("name", FEATURES)
+@pytest.mark.parametrize("name", tiers.either([], ["_cli", "series"], nightly=[*FEATURES]))
 def test_all_else_works_without_a_feature(name: str, tmp_path: Path) -> None:
     """Runs the promises without it, or without commands tests of patches and selections."""
     files = [TESTS / "dropin" / "test_semantics_wire.py"]

@@ -308,11 +308,13 @@ def log_saves(folder: Path) -> None:
         if place == "over":
             SAVES[kind](path, OLD)
         shutil.copytree(inside, inside.parent / "before")
+        ask(f"refuse/326/{errno.ENOSYS}{inside}")  # copy_file_range, whose bytes are not in the log
         ask(f"log{inside}")
         ask(f"say/{inside}")
         SAVES[kind](path, NEW)
         ask("say/saved")
         ask("log/nothing")
+        ask("refuse/0/0")
 
 
 @is_traced

@@ -265,7 +265,7 @@ if index == int(args[1]):
 try:
     treepack.save(args[0], distributed(), format="safetensors", max_shard_size=1000, timeout=1)
 except ValueError as error:
-    assert "process 1 did not" in str(error)
+    assert "process 1: did not" in str(error), error
 os._exit(0)  # without waiting for the other
 """
 )
@@ -288,8 +288,9 @@ def test_the_next_save_removes_shards_of_a_killed_one(
     tree = {"w": np.arange(4.0)}
     treepack.save(path, tree, format="safetensors")
     programs = processes.start(KILLED, 2, path, killed)
-    for program in programs:
-        program.communicate(timeout=600)
+    for number, program in enumerate(programs):
+        output, _ = program.communicate(timeout=600)
+        assert program.returncode == 9 if number == killed else killed == 0 or not output, output
     np.testing.assert_array_equal(treepack.load(path)["w"], tree["w"])
     assert (path / HIDDEN).exists() is (killed == 0)
     if together:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-EXAMPLES = {"quick": 25, "all": 150, "nightly": 1000}
+EXAMPLES = {"quick": 25, "all": 100, "nightly": 1000}
 
 # No test depends on how fast the machine is, nor on how fast examples are made.
 for _name, _count in EXAMPLES.items():

@@ -55,6 +55,7 @@ class Work:
         # What `on_corrupt="skip"` tells of damage outside of leaves.
         warnings.filterwarnings("ignore", message=".*is damaged.*|.*damage.*", category=UserWarning)
         warnings.filterwarnings("ignore", message="select= and exclude= leave out every leaf")
+        warnings.filterwarnings("ignore", message="static= (is|has values)", category=UserWarning)
 
     def warm_up(self, only: tuple[str, ...], cases: int) -> None:
         """Lets everything be imported that is needed, and limits what the process may do."""
