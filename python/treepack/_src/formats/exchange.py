@@ -35,7 +35,8 @@ from treepack.errors import BusyError, TreepackError
 HIDDEN = ".shards"
 """The directory of the hidden checkpoint, which a killed save leaves."""
 
-_ARRAYS = (Class.ARRAY, Class.SCALAR, Class.JAX_ARRAY, Class.DEFERRED)
+ARRAYS = (Class.ARRAY, Class.SCALAR, Class.JAX_ARRAY, Class.DEFERRED)
+"""The classes of leaves that are arrays in files of other formats."""
 
 
 class Later(Deferred):
@@ -92,7 +93,7 @@ class Exchange:
         self.tree: Any = {}
         arrays: dict[str, Any] = {}
         for parts, leaf in leaves_of(tree, ()):
-            if classify(leaf) in _ARRAYS:
+            if classify(leaf) in ARRAYS:
                 arrays[str(len(arrays))] = (
                     np.asarray(leaf) if isinstance(leaf, np.generic) else leaf
                 )

@@ -182,6 +182,18 @@ def _check_rebuilt(
         raise _refusal(entry, reason)
 
 
+def _check_parameters(upgrade: Upgrade) -> None:
+    """Raises a TypeError if an upgrade has other parameters than those that it is called with."""
+    try:
+        inspect.signature(upgrade).bind(None, None, None)
+    except TypeError as error:
+        raise TypeError(
+            f"upgrade= is called with static data, children and a version: {error}"
+        ) from None
+    except ValueError:  # it has no signature
+        pass
+
+
 def _converter(
     entry: NodeType, saved: Fields | None, version: int, upgrade: Upgrade | None
 ) -> Callable[[Any, list[str], list[Any]], Parts]:
@@ -192,14 +204,10 @@ def _converter(
         if upgrade is None:
             return static, children
         try:
-            inspect.signature(upgrade).bind(static, children, version)
-        except TypeError as error:
-            raise TypeError(
-                f"upgrade= is called with static data, children and a version: {error}"
-            ) from None
-        except ValueError:  # it tells no signature
-            pass
-        pair = upgrade(static, children, version)
+            pair = upgrade(static, children, version)
+        except TypeError:
+            _check_parameters(upgrade)
+            raise
         try:
             static, children = pair
             return static, dict(children)

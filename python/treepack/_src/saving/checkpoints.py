@@ -96,7 +96,7 @@ def copy_checkpoint(
     check: Callable[[], None],
     *,
     is_directory: bool,
-    before: str | None = None,
+    earlier: Callable[[], str | None] = lambda: None,
 ) -> None:
     """Copies a local checkpoint, in one commit.
 
@@ -105,7 +105,8 @@ def copy_checkpoint(
       target: The path or URL of the copy.
       check: Called before a file gets its name.
       is_directory: Whether it is a directory.
-      before: An earlier checkpoint in the store of the copy: files of both are linked, not copied.
+      earlier: Returns an earlier checkpoint in the store of the copy, or `None`; files of both are
+        linked, not copied. Called only if the checkpoint has files of earlier saves.
 
     Raises:
       CorruptionError: If the size of a file differs from the manifest.
@@ -116,7 +117,8 @@ def copy_checkpoint(
     data = read_all(joined(source, MANIFEST))
     files = core.Manifest.decode(data).files
     has_linked = len({save_of(name) for name, _, _ in files}) > 1
-    there = {*_files_of(before)} if has_linked and before is not None else set()
+    before = earlier() if has_linked else None
+    there = set() if before is None else {*_files_of(before)}
     directory = directory_at(target)
     directory.claim(save_of(files[0][0]))
     try:

@@ -250,11 +250,15 @@ class Fast:
                 self.checkpoints.damaged[step] = error.with_traceback(None)
             raise
         with room_for(self._durable, step, is_directory) as check:
-            earlier = [at for at in self._durable.steps() if at <= step] if is_directory else []
-            before = self._durable.path(earlier[-1]) if earlier else None
-            copy_checkpoint(source, target, check, is_directory=is_directory, before=before)
+            earlier = functools.partial(self._before, step)
+            copy_checkpoint(source, target, check, is_directory=is_directory, earlier=earlier)
             has_saved(self._durable, summary, self._keep, check)
         self._copied = step
+
+    def _before(self, step: int) -> str | None:
+        """Returns the last durable checkpoint up to a step, or `None`."""
+        steps = [at for at in self._durable.steps() if at <= step]
+        return self._durable.path(steps[-1]) if steps else None
 
     def _intact(self) -> list[Summary]:
         self.checkpoints.refresh()

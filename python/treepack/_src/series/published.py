@@ -180,7 +180,7 @@ def _start(versions: Sequence[Version], held: LoadedVersion | None) -> tuple[int
 
 
 def _check_size(version: Version, max_size: int | None) -> None:
-    """Checks the size of an anchor before it is read; those of patches are checked by joining."""
+    """Checks the size of an anchor before it is read; joining checks the sizes of patches."""
     nbytes = version.anchor[0] if version.anchor is not None else 0
     if max_size is not None and nbytes > max_size:
         raise TreepackError(

@@ -113,7 +113,7 @@ class ObjectStore(RemoteStore):
     has_conditions = True
 
     def __init__(self, url: str, scheme: str, host: str):
-        """Takes a URL whose options are those of `obstore.store.from_url`, and parts of it.
+        """Takes a URL with options of `obstore.store.from_url`, its scheme and its host.
 
         Raises:
           ImportError: If obstore is not installed.

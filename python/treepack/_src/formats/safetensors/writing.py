@@ -28,7 +28,7 @@ import treepack._core as core
 from treepack._core import Class
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.shards import MANIFEST
-from treepack._src.formats.exchange import HIDDEN, Exchange, writers_of
+from treepack._src.formats.exchange import ARRAYS, HIDDEN, Exchange, writers_of
 from treepack._src.formats.named import without_dtype
 from treepack._src.formats.safetensors.header import (
     INDEX,
@@ -54,8 +54,6 @@ from treepack.errors import CorruptionError, TreepackError, UnserializableLeafEr
 
 _PLAIN = (bool, int, float, complex, str, bytes)
 
-_ARRAYS = (Class.ARRAY, Class.SCALAR, Class.JAX_ARRAY, Class.DEFERRED)
-
 
 def leaves_to_save(tree: Any, static: Static) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yields the paths and arrays of a tree.
@@ -72,7 +70,7 @@ def leaves_to_save(tree: Any, static: Static) -> Iterator[tuple[tuple[str, ...],
         is_plain = leaf is None or isinstance(leaf, _PLAIN)
         is_other = kind in (Class.UNSUPPORTED, Class.MASKED) and not is_plain
         is_needed = static == "error" or (is_other and holds_data(leaf))
-        if kind in _ARRAYS:
+        if kind in ARRAYS:
             yield parts, np.asarray(leaf) if isinstance(leaf, np.generic) else leaf
         elif is_needed or not (static == "skip" or is_code(leaf)):
             remedy = 'leave it out with select= or static="skip"'
