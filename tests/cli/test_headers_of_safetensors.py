@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
@@ -55,7 +57,12 @@ def hostile_headers() -> dict[str, bytes]:
         "half a byte": one(dtype="F4", shape=[3], data_offsets=[0, 1]),
         "six bits": one(dtype="F6_E3M2", shape=[2], data_offsets=[0, 2]),
         "packed in too many bytes": one(dtype="F4", shape=[8], data_offsets=[0, 8]),
-        "unknown dtype": one(dtype="F31"),
+        "no name of a dtype": one(dtype="F32 "),
+        "unknown dtype of no whole bits": one(dtype="F31", shape=[3]),
+        "unknown dtype without elements": one(dtype="F31", shape=[0]),
+        "unknown dtype without bytes": packed(
+            {"a": ARRAY | {"dtype": "F31", "data_offsets": [0, 0]}}, b""
+        ),
         "dtype of another kind": one(dtype=["F32"]),
         "dtypes of NumPy": one(dtype="float32"),
         "no fields": packed({"a": {}}, b""),
@@ -108,6 +115,28 @@ def test_the_command_line_refuses_hostile_headers(folder: Path) -> None:
     assert list(treepack.open("new")) == [path]
 
 
+@pytest.mark.parametrize(("shape", "nbytes"), [([2], 8), ([], 3), ([5], 15), ([0, 2], 0)])
+def test_dtypes_of_a_later_release_are_bytes(folder: Path, shape: list[int], nbytes: int) -> None:
+    header = {
+        "new": {"dtype": "NEW9_E2", "shape": shape, "data_offsets": [0, nbytes]},
+        "x": ARRAY | {"data_offsets": [nbytes, nbytes + 8]},
+    }
+    data = packed(header, bytes(range(nbytes + 8)))
+    with pytest.raises(safetensors.SafetensorError):
+        safetensors.deserialize(data)
+    Path("model.safetensors").write_bytes(data)
+    for source in ("model.safetensors", ".", data):
+        assert treepack.verify(source).ok
+        found = treepack.load(source)
+        assert found["new"].tobytes() == bytes(range(nbytes))
+        assert found["new"].dtype.metadata == {"treepack.packed": "NEW9_E2_packed"}
+        assert found["x"].tobytes() == data[-8:]
+    assert f"NEW9_E2_packed[{nbytes}]" in call("ls", "model.safetensors")
+    call("verify", "model.safetensors")
+    with pytest.raises(treepack.MismatchError, match="new: expected float32"):
+        treepack.load("model.safetensors", {"new": np.zeros(2, np.float32), "x": found["x"]})
+
+
 # The format forbids them, though its reader does not look.
 NOT_TAKEN = "duplicate key"
 
@@ -121,9 +150,11 @@ def test_any_header_is_read_as_safetensors_reads_it(folder: Path) -> None:
         Path("any.safetensors").write_bytes(data)
         try:
             expected = dict(safetensors.deserialize(data))
-        except safetensors.SafetensorError:
+        except safetensors.SafetensorError as error:
             refused += 1
-            with pytest.raises(DecodeError):
+            unknown = re.search("unknown variant `([A-Z][A-Z0-9_]*)`", str(error))
+            # A dtype of a later release is no damage, if its name and size are those of one.
+            with contextlib.suppress(DecodeError) if unknown else pytest.raises(DecodeError):
                 read("any.safetensors", "")
             continue
         try:

@@ -503,7 +503,7 @@ def test_jobs_race_for_a_directory(server: s3.Server, tmp_path: Path) -> None:
     program = tmp_path / "race.py"
     program.write_text("import sys; args = sys.argv[1:]\n" + RACE)
     url = server.url("race")
-    saves = tiers.either(0, 150, nightly=600)
+    saves = tiers.either(1, 150, nightly=600)
     command = [sys.executable, str(program), url, json.dumps(options), str(saves)]
     jobs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     outputs = [job.communicate()[0] for job in jobs]

@@ -28,7 +28,7 @@ const METADATA: &str = "__metadata__";
 
 /// Each dtype's name in safetensors, NumPy's name, and the bits of an element. Its writer sorts
 /// arrays in this order: the largest elements first, so that all are aligned.
-pub const DTYPES: &[(&str, &str, u16)] = &[
+pub const DTYPES: &[(&str, &str, u64)] = &[
     ("U64", "uint64", 64),
     ("I64", "int64", 64),
     ("F64", "float64", 64),
@@ -52,6 +52,9 @@ pub const DTYPES: &[(&str, &str, u16)] = &[
     ("F6_E2M3", "", 6),
     ("F4", "", 4),
 ];
+
+/// The longest name of a dtype that this release lacks.
+const MAX_DTYPE_BYTES: usize = 32;
 
 /// Ends the names of bytes that stand for elements.
 const PACKED: &str = "_packed";
@@ -232,13 +235,27 @@ impl Tensor {
             format!("invalid header entry {}: {reason}", shortened(text))
         })?;
         let (named, shape, (begin, end)) = (fields.dtype, fields.shape, fields.data_offsets);
-        let Some(&(_, dtype, bits)) = DTYPES.iter().find(|(name, ..)| *name == named) else {
-            return refused(format!("unknown dtype {}", shortened(&named)));
-        };
         let product = shape
             .iter()
             .try_fold(1_u64, |product, size| product.checked_mul(*size as u64));
-        let Some(nbits) = product.and_then(|product| product.checked_mul(bits.into())) else {
+        let span = end as i128 - begin as i128;
+        let known = DTYPES.iter().find(|(name, ..)| *name == named);
+        let (dtype, bits) = match known {
+            Some(&(_, dtype, bits)) => (dtype, bits),
+            // One of a later release: its bytes are in the file, and fill whole bits of elements.
+            None if is_name(&named) => match bits_of(product, span) {
+                Some(bits) => ("", bits),
+                None => {
+                    return refused(format!(
+                        "size mismatch: {span} bytes are no whole number of bits for each element \
+                         of the shape {shape:?} and the unknown dtype {named}"
+                    ));
+                }
+            },
+            None => return refused(format!("unknown dtype {}", shortened(&named))),
+        };
+        let nbits = product.and_then(|product| product.checked_mul(bits));
+        let Some(nbits) = nbits else {
             return refused(format!(
                 "invalid shape {shape:?}: the array is larger than any memory"
             ));
@@ -250,17 +267,16 @@ impl Tensor {
         }
         let nbytes = usize::try_from(nbits / 8).map_err(|_| Error::OutOfMemory)?;
         if end.checked_sub(begin) != Some(nbytes) {
-            let span = end as i128 - begin as i128;
             return refused(format!(
                 "size mismatch: the dtype and shape need {nbytes} bytes, the offsets span {span}"
             ));
         }
         let name = grow::to_string(name)?;
-        Ok(if is_for_numpy(&shape, bits) {
+        Ok(if !dtype.is_empty() && is_for_numpy(&shape, bits) {
             Self {
                 name,
                 dtype: Cow::Borrowed(dtype),
-                itemsize: usize::from(bits / 8),
+                itemsize: (bits / 8) as usize,
                 shape,
                 start: begin,
                 nbytes,
@@ -282,8 +298,25 @@ impl Tensor {
     }
 }
 
+/// Returns whether a dtype that this release lacks has a name as the dtypes of safetensors have.
+fn is_name(dtype: &str) -> bool {
+    let is_allowed = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
+    dtype.len() <= MAX_DTYPE_BYTES
+        && dtype.starts_with(|first: char| first.is_ascii_uppercase())
+        && dtype.bytes().all(is_allowed)
+}
+
+/// Returns the bits of each of `product` elements in `span` bytes, if they are a whole number.
+fn bits_of(product: Option<u64>, span: i128) -> Option<u64> {
+    let (product, nbits) = (product?, u64::try_from(span).ok()?.checked_mul(8)?);
+    match product {
+        0 => (nbits == 0).then_some(8),
+        _ => (nbits > 0 && nbits % product == 0).then(|| nbits / product),
+    }
+}
+
 /// Returns whether NumPy has such arrays. It bounds the size that one without elements would have.
-fn is_for_numpy(shape: &[usize], bits: u16) -> bool {
+fn is_for_numpy(shape: &[usize], bits: u64) -> bool {
     let some = shape.iter().filter(|size| **size > 0);
     let mut sizes = some.map(|size| *size as u128);
     let size = sizes.try_fold(u128::from(bits / 8), u128::checked_mul);
