@@ -5,11 +5,12 @@
     python benches/repository.py --many 10000  # small tensors in one file, into NumPy arrays
 
 A time is CPU time (user and system) and wall time until all arrays are on their devices; medians
-of calls that take turns, with the files in the page cache. *rows* and *columns* divide each array
-between the devices, *stacked* makes one transposed array of all layers. Bytes read are those that
-the system reads from the disk for the result, divided by its size, after the page cache was
-dropped. Memory is the peak of a process, by samples, beyond what it had before and beyond the
-result, without pages of files; where `-` stands, the library lacks the operation.
+of calls that take turns, also at going first, with the files in the page cache and memory that was
+used before. *rows* and *columns* divide each array between the devices, *stacked* makes one
+transposed array of all layers. Bytes read are those that the system reads from the disk for the
+result, divided by its size, after the page cache was dropped. Memory is the peak of a process, by
+samples, beyond what it had before and beyond the result, without pages of files; where `-` stands,
+the library lacks the operation.
 """
 
 from __future__ import annotations
@@ -158,6 +159,11 @@ def timed(call: Callable[[], Any]) -> tuple[float, float]:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, wall
 
 
+def touch(nbytes: int) -> None:
+    """Writes to fresh memory and frees it, since a virtual machine may have to get it first."""
+    np.ones(nbytes, np.uint8)
+
+
 def status(name: str) -> int:
     """Returns a size of this process in bytes, such as `RssAnon`."""
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -251,12 +257,14 @@ def table(
             library: functools.partial(call, folder, place(*axes))
             for library, call in calls.items()
         }
+        needed, result = sizes(row)
         for number in range(options.rounds + 1):
-            for library, call in run.items():
-                found = timed(call)
+            first = number % len(run)
+            for library in [*run][first:] + [*run][:first]:
+                touch(2 * result)
+                found = timed(run[library])
                 if number:
                     times[library].append(found)
-        needed, result = sizes(row)
         for library in calls:
             cpu, wall = (statistics.median(it) for it in zip(*times[library], strict=True))
             [read] = apart(script, folder, row, library, "cold")

@@ -1,7 +1,8 @@
 //! Copies elements to memory in which the dimensions have another order.
 //!
 //! Each thread writes a slab of the target in tiles. Rows of a tile are copied to memory in a near
-//! cache and transposed from there in vectors, so that each cache line and page of both is used once.
+//! cache and transposed from there in blocks of vectors, so that each cache line and page of both is
+//! used once.
 
 use std::cmp::Reverse;
 use std::num::NonZero;
@@ -28,8 +29,10 @@ type Vector = [u8; VECTOR];
 /// Below this many rows or columns, elements are copied one by one.
 const FEW: usize = 8;
 
-/// Multiple of the rows and columns of all tiles.
-const MAX_EDGE: usize = 512;
+/// Bytes of the rows of a tile in the source, and in the target: enough for the processor to read
+/// ahead, and few enough for a near cache.
+const COLUMN_BYTES: usize = 512;
+const ROW_BYTES: usize = 1024;
 
 type Repeats = SmallVec<[Repeat; 6]>;
 
@@ -50,12 +53,12 @@ pub fn copy(
     let nearest = repeats[repeats.len() - 1];
     let (slabs, inner) = slabs(nbytes, nearest, &order, target)?;
     let work = |slab: Slab<'_>| match nbytes {
-        1 => slab.tiled::<1, 16, 32>(memory, inner),
-        2 => slab.tiled::<2, 8, 64>(memory, inner),
-        4 => slab.tiled::<4, 4, 64>(memory, inner),
-        8 => slab.tiled::<8, 2, 64>(memory, inner),
-        16 => slab.tiled::<16, 1, 64>(memory, inner),
-        _ => slab.copy(memory, inner, EDGE, nbytes, |plane, memory, target| {
+        1 => slab.tiled::<1, 16>(memory, inner),
+        2 => slab.tiled::<2, 8>(memory, inner),
+        4 => slab.tiled::<4, 4>(memory, inner),
+        8 => slab.tiled::<8, 2>(memory, inner),
+        16 => slab.tiled::<16, 1>(memory, inner),
+        _ => slab.copy(memory, inner, [EDGE; 2], nbytes, |plane, memory, target| {
             elements(nbytes, plane, memory, target);
         }),
     };
@@ -89,7 +92,7 @@ fn slabs<'a, 'o>(
     let (outer, row, inner) = (&order[..level], order[level], &order[level + 1..]);
     let mut rows = (SLAB_BYTES / row.target).max(1);
     if row == nearest {
-        rows = rows.next_multiple_of(MAX_EDGE);
+        rows = rows.next_multiple_of((COLUMN_BYTES / nbytes).max(EDGE));
     }
     let (mut slabs, mut rest) = (Vec::new(), Rest::new(target));
     each(outer, 0, 0, &mut |from, to| {
@@ -115,8 +118,22 @@ struct Plane {
     rows: Repeat,
 }
 
+impl Plane {
+    /// Returns the rows and columns from `at` on, at most `size` of them.
+    fn part(self, at: [usize; 2], size: [usize; 2]) -> Self {
+        let part = |all: Repeat, at: usize, size: usize| Repeat {
+            count: size.min(all.count - at),
+            ..all
+        };
+        Self {
+            rows: part(self.rows, at[0], size[0]),
+            columns: part(self.columns, at[1], size[1]),
+        }
+    }
+}
+
 impl Slab<'_> {
-    fn tiled<const N: usize, const LANES: usize, const ACROSS: usize>(
+    fn tiled<const N: usize, const LANES: usize>(
         self,
         memory: RawBytes<'_>,
         inner: &[Repeat],
@@ -125,19 +142,19 @@ impl Slab<'_> {
         Bytes<N>: Lanes<LANES>,
     {
         let rows = inner.last().unwrap_or(&self.rows).count;
-        let mut tiles = Tiles::<N, LANES, ACROSS>::new(rows)?;
-        let edge = Tiles::<N, LANES, ACROSS>::EDGE;
-        self.copy(memory, inner, edge, N, |plane, memory, target| {
+        let mut tiles = Tiles::<N, LANES>::new(rows)?;
+        let size = [Tiles::<N, LANES>::ROWS, Tiles::<N, LANES>::COLUMNS];
+        self.copy(memory, inner, size, N, |plane, memory, target| {
             tiles.copy(plane, memory, target);
         })
     }
 
-    /// Copies in tiles of at most `edge` by `edge` elements.
+    /// Copies in tiles of at most `size` rows and columns.
     fn copy(
         self,
         memory: RawBytes<'_>,
         inner: &[Repeat],
-        edge: usize,
+        size: [usize; 2],
         nbytes: usize,
         mut tile: impl FnMut(Plane, RawBytes<'_>, &mut Uninit),
     ) -> Result<()> {
@@ -147,17 +164,11 @@ impl Slab<'_> {
         let nearest = (0..others.len()).min_by_key(|at| others[*at].source);
         let columns = nearest.map_or(Repeat::once(nbytes), |at| others.remove(at));
         let memory = memory.slice(self.start..memory.len());
+        let plane = Plane { columns, rows };
         each(&others, 0, 0, &mut |from, to| {
-            for row in (0..rows.count).step_by(edge) {
-                for column in (0..columns.count).step_by(edge) {
-                    let part = |all: Repeat, at| Repeat {
-                        count: edge.min(all.count - at),
-                        ..all
-                    };
-                    let plane = Plane {
-                        columns: part(columns, column),
-                        rows: part(rows, row),
-                    };
+            for row in (0..rows.count).step_by(size[0]) {
+                for column in (0..columns.count).step_by(size[1]) {
+                    let plane = plane.part([row, column], size);
                     let from = from + column * columns.source + row * rows.source;
                     let to = to + column * columns.target + row * rows.target;
                     tile(
@@ -223,23 +234,33 @@ impl Lanes<1> for Bytes<16> {
     }
 }
 
-/// Square tiles of elements of `N` bytes, with `ACROSS` vectors in a row.
-struct Tiles<const N: usize, const LANES: usize, const ACROSS: usize> {
+/// Tiles of elements of `N` bytes, which are copied in blocks of `VECTORS` vectors by as many.
+struct Tiles<const N: usize, const LANES: usize> {
     /// Rows of the source, each followed by a cache line, so that columns are in different sets.
     near: Vec<Vector>,
+    /// Rows of the target for the columns of a block, likewise.
+    turned: Vec<Vector>,
 }
 
-impl<const N: usize, const LANES: usize, const ACROSS: usize> Tiles<N, LANES, ACROSS>
+/// Vectors in a row of a block, two cache lines.
+const VECTORS: usize = 8;
+
+impl<const N: usize, const LANES: usize> Tiles<N, LANES>
 where
     Bytes<N>: Lanes<LANES>,
 {
-    const EDGE: usize = LANES * ACROSS;
-    const PITCH: usize = ACROSS + 64 / VECTOR;
+    const ROWS: usize = ROW_BYTES / N;
+    const COLUMNS: usize = COLUMN_BYTES / N;
+    const EDGE: usize = LANES * VECTORS;
+    const PITCH: usize = (COLUMN_BYTES + 64) / VECTOR;
+    const TURNED_PITCH: usize = (ROW_BYTES + 64) / VECTOR;
 
     fn new(rows: usize) -> Result<Self> {
-        let rows = rows.min(Self::EDGE).next_multiple_of(LANES);
-        let near = grow::filled([0; VECTOR], rows * Self::PITCH)?;
-        Ok(Self { near })
+        let rows = rows.min(Self::ROWS).next_multiple_of(Self::EDGE);
+        Ok(Self {
+            near: grow::filled([0; VECTOR], rows * Self::PITCH)?,
+            turned: grow::filled([0; VECTOR], Self::EDGE * Self::TURNED_PITCH)?,
+        })
     }
 
     fn copy(&mut self, plane: Plane, memory: RawBytes<'_>, target: &mut Uninit) {
@@ -247,38 +268,26 @@ where
         if columns.count.min(rows.count) < FEW {
             return elements(N, plane, memory, target);
         }
+        let span = (columns.count - 1) * columns.source + N;
         let near = self.near.chunks_exact_mut(Self::PITCH).take(rows.count);
         for (at, row) in near.enumerate() {
-            let start = at * rows.source;
-            let span = (columns.count - 1) * columns.source + N;
-            let memory = memory.slice(start..start + span);
-            let mut done = 0;
+            let memory = memory.slice(at * rows.source..at * rows.source + span);
+            let row = row.as_flattened_mut();
             if columns.source == N {
-                done = span / VECTOR * LANES;
-                for (at, vector) in row[..span / VECTOR].iter_mut().enumerate() {
-                    *vector = memory.load(at * VECTOR).expect("it is inside");
-                }
+                memory.copy_rows(span, row, span);
+                continue;
             }
-            for at in done..columns.count {
-                let element: [u8; N] = memory.load(at * columns.source).expect("it is inside");
-                row.as_flattened_mut()[at * N..][..N].copy_from_slice(&element);
+            for (at, element) in row.chunks_exact_mut(N).take(columns.count).enumerate() {
+                let from = at * columns.source;
+                memory.slice(from..from + N).copy_rows(N, element, N);
             }
         }
-        let mut strip = [[[0; VECTOR]; ACROSS]; LANES];
-        for column in (0..columns.count).step_by(LANES) {
-            let blocks = rows.count.div_ceil(LANES);
-            let near = self.near[..blocks * LANES * Self::PITCH].chunks_exact(LANES * Self::PITCH);
-            for (block, rows) in near.enumerate() {
-                let mut turned = [[0; VECTOR]; LANES];
-                for (at, row) in rows.chunks_exact(Self::PITCH).enumerate() {
-                    turned[at] = row[column / LANES];
-                }
-                turned = Bytes::<N>::transpose(turned);
-                for (row, vector) in strip.iter_mut().zip(turned) {
-                    row[block] = vector;
-                }
+        for column in (0..columns.count).step_by(Self::EDGE) {
+            for row in (0..rows.count).step_by(Self::EDGE) {
+                self.turn(row, column);
             }
-            for (at, row) in strip.iter().enumerate().take(columns.count - column) {
+            let turned = self.turned.chunks_exact(Self::TURNED_PITCH);
+            for (at, row) in turned.enumerate().take(columns.count - column) {
                 let target = &mut target[(column + at) * columns.target..];
                 let row = &row.as_flattened()[..rows.count * N];
                 if rows.target == N {
@@ -287,6 +296,22 @@ where
                 }
                 for (at, element) in row.chunks_exact(N).enumerate() {
                     target[at * rows.target..][..N].write_copy_of_slice(element);
+                }
+            }
+        }
+    }
+
+    /// Exchanges rows and columns of a block.
+    fn turn(&mut self, row: usize, column: usize) {
+        let near = &self.near[row * Self::PITCH + column / LANES..];
+        let turned = &mut self.turned[row / LANES..];
+        for across in 0..VECTORS {
+            for down in 0..VECTORS {
+                let from = down * LANES * Self::PITCH + across;
+                let square = std::array::from_fn(|lane| near[from + lane * Self::PITCH]);
+                let to = across * LANES * Self::TURNED_PITCH + down;
+                for (lane, vector) in Bytes::<N>::transpose(square).into_iter().enumerate() {
+                    turned[to + lane * Self::TURNED_PITCH] = vector;
                 }
             }
         }
