@@ -15,6 +15,7 @@ import pytest
 import treepack
 from commands import call
 from treepack import serialization
+from treepack._src.checkpoint import placement
 from treepack._src.pytree import prng
 
 DEVICES = np.array(jax.devices())
@@ -271,6 +272,7 @@ def test_every_verb_transfers_explicitly(verb: str, guard: None, tmp_path: Path)
 @pytest.mark.parametrize("name", ["key", "weak_float", "int4"])
 def test_a_guard_against_explicit_transfers_stays(name: str) -> None:
     data = treepack.dumps(LEAVES[name])
+    placement._jax_has.cache_clear()  # as in a program that loads its first array under the guard
     with jax.transfer_guard_host_to_device("disallow_explicit"):
         treepack.dumps(LEAVES[name])
         with pytest.raises(Exception, match="Disallowed host-to-device"):
