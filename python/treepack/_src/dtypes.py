@@ -48,14 +48,13 @@ _PACKED = "treepack.packed"
 
 
 # The names of `src/foreign/safetensors/header.rs` and `formats/npz/archive.py`.
-_PACKED_NAME = re.compile(r"[A-Z][A-Z0-9_]{0,31}_packed")
+_PACKED_NAME = re.compile(r"[A-Z]{1,10}\d{0,9}(?:_E\dM\d(?:FN)?(?:UZ)?)?_packed")
 
 
 def packed(name: str) -> np.dtype:
     """Returns a dtype of bytes for arrays of safetensors and npz that no array of a tree can hold.
 
-    Their elements have 4 or 6 bits, or are structures, or have a dtype of a later release, or they
-    have more dimensions than NumPy's.
+    Their elements have 4 or 6 bits, or are structures, or they have more dimensions than NumPy's.
     """
     return np.dtype((np.void, 1), metadata={_PACKED: name})
 
@@ -176,7 +175,7 @@ def overflow_error(
 
 def unsupported(name: str) -> str:
     """Returns the message for a dtype that arrays cannot have."""
-    return f"unsupported array dtype {name!r}"
+    return f"unsupported array dtype {name!r}: select= and exclude= load the other leaves"
 
 
 @functools.lru_cache(maxsize=256)

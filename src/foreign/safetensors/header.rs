@@ -56,8 +56,9 @@ pub const DTYPES: &[(&str, &str, u64)] = &[
 /// The longest name of a dtype that this release lacks.
 const MAX_DTYPE_BYTES: usize = 32;
 
-/// Ends the names of bytes that stand for elements.
+/// Ends the names of bytes that stand for elements, and of those with an unknown dtype.
 const PACKED: &str = "_packed";
+const UNKNOWN: &str = "_unknown";
 
 #[derive(Debug)]
 pub struct Tensor {
@@ -242,7 +243,7 @@ impl Tensor {
         let known = DTYPES.iter().find(|(name, ..)| *name == named);
         let (dtype, bits) = match known {
             Some(&(_, dtype, bits)) => (dtype, bits),
-            // One of a later release: its bytes are in the file, and fill whole bits of elements.
+            // Of a later release, whose arrays are not readable; the others of the file are.
             None if is_name(&named) => match bits_of(product, span) {
                 Some(bits) => ("", bits),
                 None => {
@@ -282,10 +283,11 @@ impl Tensor {
                 nbytes,
             }
         } else {
+            let end = if known.is_some() { PACKED } else { UNKNOWN };
             let mut packed = String::new();
-            packed.try_reserve(named.len() + PACKED.len())?;
+            packed.try_reserve(named.len() + end.len())?;
             packed.push_str(&named);
-            packed.push_str(PACKED);
+            packed.push_str(end);
             Self {
                 name,
                 dtype: Cow::Owned(packed),

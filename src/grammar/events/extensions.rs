@@ -198,7 +198,8 @@ impl Events {
 pub fn no_dtype(name: &[u8], offset: usize) -> Error {
     const MOST_BYTES: usize = 100;
     let name = String::from_utf8_lossy(&name[..name.len().min(MOST_BYTES)]);
-    Error::malformed(offset, format!("unsupported array dtype {name:?}"))
+    let cure = "select= and exclude= of treepack.load load the other leaves";
+    Error::malformed(offset, format!("unsupported array dtype {name:?}: {cure}"))
 }
 
 #[inline]

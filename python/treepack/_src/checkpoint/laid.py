@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import treepack._core as core
-from treepack._src.checkpoint.reader import Reader, Verified, lacking
-from treepack._src.options import Tell
+from treepack._src.checkpoint.reader import Reader, Verified
+from treepack._src.options import Status, Tell
 
 # As MAX_CHUNK_SIZE of flax: longer arrays have no form in one piece.
 _CHUNK_BYTES = 2**30
@@ -41,6 +41,8 @@ class Unchecked(Reader):
         return [] if self.damage is None else self.catalog.leaf_values(0)
 
     def verify(self, *, threads: int | None, progress: Tell | None) -> Verified:
-        """Marks all leaves as unchecked; see `Reader.verify`."""
-        damage = self.damage or lacking(self.catalog.dtypes)
-        return dict.fromkeys(self.catalog.leaf_values(0), "unchecked"), damage
+        """Marks all readable leaves as unchecked; see `Reader.verify`."""
+        statuses: dict[int, Status] = dict.fromkeys(self.catalog.leaf_values(0), "unchecked")
+        if self.damage is None:  # otherwise the name of a dtype may be damaged, too
+            statuses.update(dict.fromkeys(self.without_dtype(), "unreadable"))
+        return statuses, self.damage

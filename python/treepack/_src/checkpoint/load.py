@@ -8,12 +8,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import treepack._core as core
-from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.casting import cast_floats
 from treepack._src.checkpoint.mapped import MappedReader, faulty, mapped
 from treepack._src.checkpoint.placement import converter
-from treepack._src.checkpoint.reader import Place, StayLazy
+from treepack._src.checkpoint.reader import Place, StayLazy, lacking
 from treepack._src.checkpoint.replicas import Together
 from treepack._src.checkpoint.select import Selector, compiled, similar
 from treepack._src.interop import jax as _jax
@@ -308,11 +307,9 @@ def _without_unfit(place: Place, target: Any, choice: _Choice, selection: Select
     `optax.masked`.
     """
     catalog = place.catalog
-    lacking = {name for name in catalog.dtypes if _dtypes.resolve(name.encode()) is None}
-    if selection.unexpected == "error":
-        lacking = set()
+    unknown = [] if selection.unexpected == "error" else lacking(catalog.dtypes)
     keeps = selection.missing == "target"
-    if not (lacking or keeps or selection.mismatched == "target"):
+    if not (unknown or keeps or selection.mismatched == "target"):
         return choice
     leaves = dict(leaves_of(target, ()))
     marked, mismatched = set(), []
@@ -333,7 +330,7 @@ def _without_unfit(place: Place, target: Any, choice: _Choice, selection: Select
         if ours is not None and ours.shape != tuple(kind[2]):
             mismatched.append(path)
             marked.remove(value)
-        elif kind[1] in lacking:
+        elif kind[1] in unknown:
             above = (parts[:count] for count in range(len(parts) + 1))
             if leaves.keys().isdisjoint(above):
                 marked.remove(value)

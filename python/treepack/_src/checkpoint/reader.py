@@ -360,13 +360,17 @@ class Reader:
         damage = self.damage or catalog.stream_damage
         if damage is None and rest == "corrupt":
             damage = DAMAGED_REST
-        damage = damage or lacking([*catalog.dtypes, *inner]) or self.damaged_record()
+        damage = damage or self.damaged_record()
         by_value: dict[int, Status] = dict(zip(catalog.leaf_values(0), statuses, strict=True))
-        by_value.update(dict.fromkeys(self._other_bytes(inner), "corrupt"))
+        for value, status in self._with_other_dtypes(inner):
+            # After damage, the name of a dtype may be damaged, too.
+            is_known = by_value[value] == "ok" or (by_value[value] == "unchecked" and not damage)
+            if status == "corrupt" or is_known:
+                by_value[value] = status
         return by_value, damage
 
-    def _other_bytes(self, inner: list[str]) -> Iterator[int]:
-        """Yields the leaves whose bytes do not fit a dtype that only NumPy knows.
+    def _with_other_dtypes(self, inner: list[str]) -> Iterator[tuple[int, Status]]:
+        """Yields leaves whose bytes do not fit a dtype that only NumPy knows, or which it lacks.
 
         `inner` has the dtypes of arrays inside of leaves.
         """
@@ -374,14 +378,26 @@ class Reader:
         others = catalog.other_dtypes(inner)
         if not others:
             return
+        unreadable = {*self.without_dtype()}
         with_others = () if {*inner}.isdisjoint(others) else ("prng_key", "container", "other")
+        status: Status = "corrupt" if {*inner}.isdisjoint(lacking(others)) else "unreadable"
         for value in catalog.leaf_values(0):
             kind = catalog.leaf(value)[1]
-            if kind[0] in with_others or (kind[0] in ("array", "scalar") and kind[1] in others):
+            if value in unreadable:
+                yield value, "unreadable"
+            elif kind[0] in with_others or (kind[0] in ("array", "scalar") and kind[1] in others):
                 try:
                     catalog.read(value, copy=None, threads=None)
                 except DecodeError:
-                    yield value
+                    yield value, status if kind[0] in with_others else "corrupt"
+
+    def without_dtype(self) -> list[int]:
+        """Returns the arrays and scalars whose dtype NumPy lacks."""
+        catalog = self.catalog
+        if not (unknown := {*lacking(catalog.dtypes)}):
+            return []
+        kinds = ((value, catalog.leaf(value)[1]) for value in catalog.leaf_values(0))
+        return [it for it, kind in kinds if kind[0] in ("array", "scalar") and kind[1] in unknown]
 
     def damaged_record(self) -> str | None:
         """Returns why the record of the structure does not match the tree, or `None`."""
@@ -409,10 +425,9 @@ class Reader:
         return cls(source, open_parts(source, regular=regular, **options), **options)
 
 
-def lacking(dtypes: Iterable[str]) -> str | None:
-    """Describes the first dtype that NumPy lacks; `None` if it has all."""
-    unknown = (name for name in dtypes if _dtypes.resolve(name.encode()) is None)
-    return next(map(_dtypes.unsupported, unknown), None)
+def lacking(dtypes: Iterable[str]) -> list[str]:
+    """Returns the dtypes that NumPy lacks."""
+    return [name for name in dtypes if _dtypes.resolve(name.encode()) is None]
 
 
 def _reopened(kind: Any, source: Openable, options: dict[str, Any], filename: str | None) -> Reader:
@@ -509,7 +524,7 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
         dtype, shape = dtype_and_shape(kind)
         resolved_dtype = _dtypes.resolve(dtype.encode())
         if resolved_dtype is None:
-            raise DecodeError(_dtypes.unsupported(dtype), path=self.path)
+            raise UnreadableError(_dtypes.unsupported(dtype), path=self.path)
         self.dtype: np.dtype[Any] = resolved_dtype
         self.shape = shape
 

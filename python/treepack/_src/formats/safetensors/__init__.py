@@ -14,8 +14,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src.formats import SEPARATOR, Format, Leaves, Write, readable_suffixes
@@ -33,6 +31,7 @@ from treepack._src.formats.safetensors.writing import (
 from treepack._src.options import Export, Saved, Writing
 from treepack._src.storage.content import Openable, Opened
 from treepack._src.storage.deferred import InContent
+from treepack.errors import DecodeError
 
 
 class Safetensors(Format):
@@ -112,9 +111,9 @@ class Safetensors(Format):
         header = core.Tensors.read(content)
         arrays = {}
         for name, dtype, shape, start in header.arrays():
-            is_packed = dtype.endswith("_packed")
-            numpy_dtype = _dtypes.packed(dtype) if is_packed else np.dtype(dtype)
-            arrays[name] = InContent(shape, numpy_dtype, content, start)
+            if (resolved := _dtypes.resolve(dtype.encode())) is None:
+                raise DecodeError(_dtypes.unsupported(dtype), path=name)
+            arrays[name] = InContent(shape, resolved, content, start)
         return nested(arrays, separator), header.metadata
 
 
