@@ -38,8 +38,8 @@ from treepack import serialization
 from treepack._src.checkpoint.boxes import find, ranges_of, reading
 from treepack._src.saving.directory import Written, directory_at, file_name
 from treepack._src.saving.layout import described_layout
+from treepack._src.storage.address import Address
 from treepack._src.storage.fetch import fetching
-from treepack._src.storage.place import resolved
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 import scale
@@ -190,7 +190,7 @@ def many_hosts(server: s3.Server) -> None:
 
     def commit() -> None:
         obstore.delete(store, "hosts/manifest.treepack")
-        directory = directory_at(resolved(url, options))
+        directory = directory_at(Address.of(url, options))
         server.proxy.requests.clear()
         there = directory.names()
         assert all(it.name in there for it in written)

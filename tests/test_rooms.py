@@ -160,24 +160,24 @@ def taken_by(room: str) -> set[str]:
 CLIENTS = {
     "_cli": {
         *("api.anything.open_anything", "saving.copying.Copy", "runs.listing.run_at"),
-        *("checkpoint.info.size_text", "formats.known", "storage.place.shown"),
+        *("checkpoint.info.size_text", "formats.known", "storage.urls.shown"),
         *(f"printable.{name}" for name in ("bytes_of", "jsonable", "printable", "safe_repr")),
     },
     "orbax": {
         *("paths.text", "registry.code.check_is_tree", "saving.sharded.ShardedWrite"),
         *(f"options.{name}" for name in ("Saved", "WriteOptions", "Writing", "takes")),
-        *("pytree.references.reference_text", "storage.content.read_files"),
+        *("pytree.references.reference_text", "storage.address.Address"),
         "storage.naming.naming",
     },
     "orbax_v1": {
         *(f"options.{name}" for name in ("WriteOptions", "Writing", "takes")),
-        *("saving.sharded.ShardedWrite", "storage.place.joined", "storage.write.write_small"),
+        *("saving.sharded.ShardedWrite", "storage.address.Address"),
     },
 }
 
 
 # The numbers of names that clients take which do more beside the verbs. They only become smaller.
-MOST = {"checkpoints": 22, "_src.series": 48}
+MOST = {"checkpoints": 19, "_src.series": 48}
 
 
 @pytest.mark.parametrize("client", [*CLIENTS, *MOST])
@@ -201,7 +201,7 @@ def given_by(room: str) -> set[str]:
 
 
 FACES = {
-    **{"_src.storage": 73, "_src.checkpoint": 51, "_src.saving": 32, "_src.registry": 21},
+    **{"_src.storage": 39, "_src.checkpoint": 51, "_src.saving": 32, "_src.registry": 21},
     **{"_src.restore": 16, "_src.runs": 12, "_src.series": 4},
 }
 
@@ -231,9 +231,20 @@ def test_only_storage_tells_a_path_from_a_url() -> None:
         module
         for module, tree in trees().items()
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and "url_of" in {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom) and "local" in {alias.name for alias in node.names}
     }
     assert {module.rpartition(".")[0] for module in telling} == {"_src.storage"}
+
+
+def test_an_address_is_made_by_its_methods() -> None:
+    """So that each is normal: a path of the caller becomes one by `Address.of` or `or_data`."""
+    made = {
+        module
+        for module, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Address"
+    }
+    assert made == {"_src.storage.address"}
 
 
 def folders() -> list[str]:

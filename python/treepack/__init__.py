@@ -40,7 +40,7 @@ from treepack._src.registry.types import registered_types
 from treepack._src.restore.report import Report
 from treepack._src.saving.background import Saving
 from treepack._src.series import Keep, Publisher, Series, Subscriber
-from treepack._src.storage.place import Location
+from treepack._src.storage.address import Location
 from treepack.errors import *  # noqa: F403  # it lists its names
 
 core.set_hooks(hooks, errors)

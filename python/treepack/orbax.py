@@ -49,7 +49,7 @@ from treepack._src.options import Saved, WriteOptions, Writing, takes
 from treepack._src.pytree.references import reference_text
 from treepack._src.registry.code import check_is_tree
 from treepack._src.saving.sharded import ShardedWrite
-from treepack._src.storage.content import read_files
+from treepack._src.storage.address import Address
 from treepack._src.storage.naming import naming
 from treepack.errors import TreepackError
 
@@ -193,7 +193,7 @@ class TreepackRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]
 def begun(directory: Any, args: TreepackSave, writing: Writing, *, snapshot: bool) -> ShardedWrite:
     """Begins to save a tree to a directory; see `_core.walk` for `snapshot`."""
     saved = Saved(metadata=args.metadata, static=args.static, step=step_of(directory))
-    return ShardedWrite(directory, args.item, saved, writing, snapshot=snapshot)
+    return ShardedWrite(Address.of(directory), args.item, saved, writing, snapshot=snapshot)
 
 
 # Options of calls without a template, and with one.
@@ -295,8 +295,9 @@ def load_aggregate(
       {'w': array([1., 1.])}
     """
     check_is_tree(target)
-    data, *others = read_files(path, ("checkpoint", "_METADATA", "_strings.json"), storage_options)
-    with naming(path):
+    place = Address.of(path, storage_options)
+    data, *others = place.read_files(("checkpoint", "_METADATA", "_strings.json"))
+    with naming(place):
         metadata, strings = (json.loads(other or b"{}") for other in others)
         types = {
             tuple(str(key["key"]) for key in entry["key_metadata"]): (

@@ -29,8 +29,7 @@ from typing import Any, Unpack
 from treepack import LoadOptions
 from treepack._src.options import WriteOptions, Writing, takes
 from treepack._src.saving.sharded import ShardedWrite
-from treepack._src.storage.place import joined
-from treepack._src.storage.write import write_small
+from treepack._src.storage.address import Address
 from treepack.errors import TreepackError
 from treepack.orbax import TreepackHandler as TreepackV0Handler
 from treepack.orbax import TreepackRestore, TreepackSave, begun, metadata_of, restored
@@ -173,7 +172,7 @@ class _Write:
         await asyncio.to_thread(write, None)
         if jax.process_index() == 0:
             for mark in _MARKS:
-                write_small(joined(path, mark), _MARK_TEXT, durable=self._writing.durable)
+                (Address.of(path) / mark).write_bytes(_MARK_TEXT, durable=self._writing.durable)
 
     def __del__(self) -> None:
         if self._write is not None:

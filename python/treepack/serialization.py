@@ -42,10 +42,9 @@ from treepack._src.restore.session import current_path
 from treepack._src.restore.template import from_state_dict, restore_encoded
 from treepack._src.saving.background import Saving, is_saving, run, wait_for
 from treepack._src.saving.layout import Chunks, plain_layout, state_layout
+from treepack._src.storage.address import Address, Location
 from treepack._src.storage.content import check_is_bytes, read_whole
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import Location, absolute, located
-from treepack._src.storage.write import save_layout
 from treepack.errors import GzipError
 
 __all__ = [
@@ -279,7 +278,7 @@ def save_to_file(
       {'w': array([0, 1, 2])}
     """
     writing = Writing.of(options)
-    place = located(
+    place = Address.of(
         filepath,
         options.get("storage_options"),
         for_file="pass its path, or write the result of to_bytes(target) to it",
@@ -289,11 +288,11 @@ def save_to_file(
     if is_saving():
         wait_for(place)
     if not background:
-        save_layout(state_layout(target, writing.align), place, writing, progress)
+        place.save(state_layout(target, writing.align), writing, progress)
         return None
     layout = state_layout(target, writing.align, snapshot=True)
     # The program may change its working directory during the save.
-    write = functools.partial(save_layout, layout, absolute(place), writing)
+    write = functools.partial(place.absolute().save, layout, writing)
     del layout  # so that the traceback of an error does not hold it
     return run(place, write, progress, background=True)
 
@@ -339,7 +338,7 @@ def load_from_file(
       {'w': array([1., 1., 1.])}
     """
     reading, opening = DropInReading.of(options), Opening.of(options)
-    path = located(filepath, options.get("storage_options"))
+    path = Address.of(filepath, options.get("storage_options"))
     with naming(path):
         try:
             content = read_whole(path, opening)

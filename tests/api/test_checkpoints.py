@@ -20,7 +20,7 @@ import processes
 import treepack
 from treepack import checkpoints, serialization
 from treepack._src.interop.modules import error_class
-from treepack._src.runs import steps as run_steps
+from treepack._src.storage.address import Address
 from treepack.checkpoints import _restoring
 from treepack.checkpoints._names import Steps
 from treepack.errors import InvalidCheckpointError, MismatchError, MultiprocessArrayError
@@ -398,19 +398,18 @@ def test_files_and_what_is_absent(tmp_path: Path) -> None:
 def test_a_save_is_complete_if_old_checkpoints_cannot_be_deleted(
     tmp_path: Path, monkeypatch: Any, number: int, how: str
 ) -> None:
-    def fails(path: Any) -> Any:
-        name = Path(path).name
-        if how == "listing" or name == "checkpoint_1":
-            raise OSError(number, os.strerror(number), name)
-        remove_files(path)
+    def fails(directory: Any, names: Any) -> Any:
+        if how == "listing" or "checkpoint_1" in names:
+            raise OSError(number, os.strerror(number), *names)
+        remove_files(directory, names)
 
-    remove_files = run_steps.remove_files
+    remove_files = Address.remove_files
     for step in (1, 2):
         checkpoints.save_checkpoint(tmp_path, {"a": step}, step, keep=9)
     if how == "listing":
-        monkeypatch.setattr(Steps, "listing", lambda _: fails(tmp_path))
+        monkeypatch.setattr(Steps, "listing", lambda _: fails(None, [tmp_path.name]))
     else:
-        monkeypatch.setattr(run_steps, "remove_files", fails)
+        monkeypatch.setattr(Address, "remove_files", fails)
     manager = checkpoints.AsyncManager() if how == "background" else None
     together = how == "all processes"
     verb = checkpoints.save_checkpoint_multiprocess if together else checkpoints.save_checkpoint

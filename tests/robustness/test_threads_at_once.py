@@ -25,6 +25,7 @@ from treepack._src.pytree.containers import NAMEDTUPLE
 from treepack._src.registry import names, nodes, unregistered
 from treepack._src.saving.directory import RemoteDirectory, interrupted
 from treepack._src.series import publishing
+from treepack._src.storage.address import Address
 
 ROUNDS = 20
 HAS_GIL: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
@@ -455,7 +456,7 @@ def test_a_name_is_taken_back_while_it_is_looked_up() -> None:
 
 def test_saves_begin_and_end_while_others_are_looked_for(tmp_path: Path) -> None:
     """Those that a handler has interrupted, and those that wait for a round of process 0."""
-    claimed = [RemoteDirectory(f"memory://claimed/{it}") for it in range(300)]
+    claimed = [RemoteDirectory(Address.of(f"memory://claimed/{it}")) for it in range(300)]
     rounds = _Rounds()
     waiting = [Group() for _ in range(300)]
     for number, directory in enumerate(claimed):
@@ -463,7 +464,7 @@ def test_saves_begin_and_end_while_others_are_looked_for(tmp_path: Path) -> None
         rounds.join(waiting[number])
 
     def begin(_: int) -> None:
-        made = [RemoteDirectory(f"memory://claimed/{it}") for it in range(5)]
+        made = [RemoteDirectory(Address.of(f"memory://claimed/{it}")) for it in range(5)]
         for directory in made:
             directory.claim("other")
         groups = [Group() for _ in made]
@@ -473,7 +474,7 @@ def test_saves_begin_and_end_while_others_are_looked_for(tmp_path: Path) -> None
             directory.release()
 
     def look(_: int) -> None:
-        assert interrupted(tmp_path) == []
+        assert interrupted(Address.of(tmp_path)) == []
         assert rounds.leave(Group()) >= 0
 
     at_once([look, begin, begin])

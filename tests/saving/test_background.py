@@ -23,8 +23,8 @@ import processes
 import tiers
 import treepack
 from treepack import Saving, serialization
-from treepack._src.api import files
 from treepack._src.saving import background as _background
+from treepack._src.storage.address import Address
 from treepack._src.tasks import Milestone
 from waiting import HANG_S
 
@@ -502,6 +502,7 @@ sys.path.insert(0, support)
 from signals import at_each_step
 from treepack import checkpoints
 from treepack._src.saving import background as _background
+from treepack._src.storage.address import Address
 
 if kind == "sharded without links":
     def link(*_):
@@ -532,7 +533,7 @@ def work(step):
     if kind == "file":
         save(step, background=True, progress=tell)
         save(step, background=True)
-        _background.wait_for(path)
+        _background.wait_for(Address.of(path))
         assert value() in (step, -1)
     elif kind == "manager":
         manager.save_async(tell)
@@ -577,13 +578,13 @@ def test_the_program_may_go_to_another_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharded: bool
 ) -> None:
     gone = threading.Event()
-    save_layout = files.save_layout
+    save = Address.save
 
     def waiting(*args: Any, **options: Any) -> None:
         assert gone.wait(HANG_S)
-        save_layout(*args, **options)
+        save(*args, **options)
 
-    monkeypatch.setattr(files, "save_layout", waiting)
+    monkeypatch.setattr(Address, "save", waiting)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "other").mkdir()
     saving = treepack.save("model", {"w": np.ones(3)}, background=True, sharded=sharded)

@@ -19,8 +19,8 @@ from treepack._src.formats.exchange import HIDDEN, writers_of
 
 TREE = """
 import json, pathlib
-from treepack._src.formats.safetensors import writing
 from treepack._src.saving import mapped
+from treepack._src.storage.address import Address
 
 mesh = Mesh(np.array(jax.devices()).reshape(2, -1), ("x", "y"))
 
@@ -49,15 +49,16 @@ def distributed():
 
 written, made = [], []
 
-def save_layout(layout, path, *args, real=writing.save_layout):
-    written.append(os.path.basename(path))
-    return real(layout, path, *args)
+def save(path, *args, real=Address.save):
+    if path.endswith(".safetensors"):
+        written.append(os.path.basename(path))
+    return real(path, *args)
 
 def make(self, real=mapped._Tensor._make):
     made.append(self._path)
     return real(self)
 
-writing.save_layout, mapped._Tensor._make = save_layout, make
+Address.save, mapped._Tensor._make = save, make
 RULES = {
     "layers/w": ("model.layers.{l}.w", "o i -> l i o"),
     "layers/norm": ("model.layers.{l}.norm", "m -> l m"),
@@ -175,14 +176,14 @@ same = "the same mapping=, separator=, max_shard_size="
 fails(same, distributed(), max_shard_size=1000 * (1 + index))
 fails(same, distributed(), metadata={"process": str(index)})
 
-def torn(layout, place, *args, real=writing.save_layout):
-    if index == 1:
-        raise OSError(28, "No space left on device", place)
-    return real(layout, place, *args)
+def torn(path, *args, real=Address.save):
+    if index == 1 and path.endswith(".safetensors"):
+        raise OSError(28, "No space left on device", path)
+    return real(path, *args)
 
-writing.save_layout = torn
+Address.save = torn
 fails("No space left", distributed())
-writing.save_layout = save_layout
+Address.save = save
 tied = distributed()
 tied["head"] = put(W[0] + 2, "y")
 fails("differ", tied, mapping=RULES | {"head": ("model.embed", "v m")})
@@ -203,7 +204,8 @@ BUSY = (
 from treepack._src.saving.lease import leased
 import contextlib
 path = pathlib.Path(args[0])
-hold = leased(str(path), "other") if index == 0 and path.suffix == "" else contextlib.nullcontext()
+is_held = index == 0 and path.suffix == ""
+hold = leased(Address.of(path), "other") if is_held else contextlib.nullcontext()
 with hold:
     try:
         treepack.save(path, distributed(), format="safetensors", timeout=60)
@@ -227,14 +229,15 @@ OVERTAKEN = (
     + """
 lease = pathlib.Path(args[0], "lease.treepack")
 
-def overtaken(layout, place, *rest, real=writing.save_layout):
-    if index == 1:  # as after process 0 stood still for longer than its lease
+def overtaken(path, *rest, real=Address.save):
+    # As after process 0 stood still for longer than its lease.
+    if index == 1 and path.endswith(".safetensors"):
         lease.unlink()
         lease.write_text('{"name": "other"}')
-        written.append(place)
-    return real(layout, place, *rest)
+        written.append(path)
+    return real(path, *rest)
 
-writing.save_layout = overtaken
+Address.save = overtaken
 try:
     treepack.save(args[0], distributed(), format="safetensors", max_shard_size=1000)
 except ValueError as error:
@@ -257,11 +260,13 @@ def test_no_file_gets_its_name_without_the_lease(tmp_path: Path) -> None:
 KILLED = (
     TREE
     + """
-def die(*_):
-    os._exit(9)
+def die(path, *rest, real=Address.save):
+    if path.endswith(".safetensors"):
+        os._exit(9)
+    return real(path, *rest)
 
 if index == int(args[1]):
-    writing.save_layout = die
+    Address.save = die
 try:
     treepack.save(args[0], distributed(), format="safetensors", max_shard_size=1000, timeout=1)
 except ValueError as error:

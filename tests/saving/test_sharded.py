@@ -51,7 +51,7 @@ from treepack._src.saving import directory, lease
 from treepack._src.saving import sharded as writing
 from treepack._src.saving.layout import described_layout
 from treepack._src.storage import filesystems
-from treepack._src.storage.entries import entries
+from treepack._src.storage.address import Address
 from trees import DTYPES, example_array, record_of, sealed
 from waiting import HANG_S, in_time
 
@@ -926,7 +926,7 @@ def test_at_a_store_old_files_go(monkeypatch: pytest.MonkeyPatch) -> None:
             save_to(url, 2)
     assert value_in(url) == 2
     treepack.save(url, {"step": 1}, sharded=True)  # without shards
-    assert [it.name for it in entries(url)] == [shards.MANIFEST]
+    assert [it.name for it in Address.of(url).entries()] == [shards.MANIFEST]
 
 
 def test_temporary_files_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -> None:
@@ -1253,7 +1253,7 @@ def test_a_signal_handler_saves_to_the_directory_that_is_saved_to(
             signal.signal(signal.SIGUSR1, before)
         assert value_in(place) == 1
         assert treepack.verify(place).ok
-        assert len(entries(place)) == 2
+        assert len(Address.of(place).entries()) == 2
 
 
 DIES = """

@@ -26,6 +26,7 @@ from commands import call, refused
 from treepack import TreepackError, UnserializableLeafError
 from treepack._src.formats.safetensors import writing as saving
 from treepack._src.saving import lease
+from treepack._src.storage.address import Address
 
 INDEX = "model.safetensors.index.json"
 FLAX = {"format": "flax"}
@@ -337,9 +338,9 @@ def test_a_save_that_ends_anywhere_leaves_one_of_both(
 
         with monkeypatch.context() as patch:
             for owner, name in (
-                (saving, "save_layout"),
+                (Address, "save"),
                 (lease.Lease, "commit"),
-                (saving, "remove_files"),
+                (Address, "remove_files"),
             ):
                 real = getattr(owner, name)
 

@@ -22,6 +22,7 @@ import treepack
 from fast_runs import Gate, check, damage, forms, run_at, save, state, steps_in
 from treepack import Keep, Series, TreepackError
 from treepack._src.series import fast as fast_module
+from treepack._src.storage.address import Address
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def full(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
 
         monkeypatch.undo()
         if is_full:
-            monkeypatch.setattr("treepack._src.saving.checkpoints.copy_file", fail)
+            monkeypatch.setattr(Address, "copy_to", fail)
 
     return set_full
 

@@ -26,6 +26,7 @@ import treepack._core as core
 from treepack import Keep, Series
 from treepack._src.checkpoint import shards
 from treepack._src.saving import linking, sharded
+from treepack._src.storage.address import Address
 
 FROZEN = {"a": np.arange(20_000.0), "b": np.ones((300, 20), np.float32)}
 
@@ -469,7 +470,7 @@ def test_processes_link_their_own_files(tmp_path: Path, block: int) -> None:
 
 
 @pytest.mark.parametrize("compress", [False, True])
-@pytest.mark.parametrize("when", [(linking, "digests_of"), (sharded, "save_layout")])
+@pytest.mark.parametrize("when", [(linking, "digests_of"), (Address, "save")])
 @pytest.mark.parametrize("step", [1, 2])
 def test_an_array_that_changes_during_a_save_is_written_as_its_digest_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, when: Any, compress: bool
@@ -478,7 +479,7 @@ def test_an_array_that_changes_during_a_save_is_written_as_its_digest_says(
     call = getattr(*when)
 
     def changing(*args: Any) -> Any:
-        if when[1] == "save_layout":
+        if when[1] == "save":
             array[:] = 7
         found = call(*args)
         array[:] = 7

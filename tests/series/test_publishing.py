@@ -20,9 +20,9 @@ import pytest
 import tiers
 import treepack
 from support import s3
-from treepack._src.runs import objects
 from treepack._src.series import publishing
 from treepack._src.series.published import HEAD
+from treepack._src.storage.address import Address
 from trees import assert_same
 
 NUMBERS = itertools.count()
@@ -223,17 +223,17 @@ def test_two_publishers_at_the_same_time_never_mix(
         pytest.skip("file systems of fsspec have no conditions")
     one, two = treepack.Publisher(**place), treepack.Publisher(**place)
     errors: list[BaseException] = []
-    write = objects.write_content
+    write = Address.write_content
 
     def overtaken(*args: Any, **options: Any) -> None:
-        monkeypatch.setattr(objects, "write_content", write)
+        monkeypatch.setattr(Address, "write_content", write)
         try:
             two.push(policy(2), version=2)
         except treepack.TreepackError as error:
             errors.append(error)
         write(*args, **options)
 
-    monkeypatch.setattr(objects, "write_content", overtaken)
+    monkeypatch.setattr(Address, "write_content", overtaken)
     try:
         one.push(policy(1), version=1)
     except treepack.TreepackError as error:

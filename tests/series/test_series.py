@@ -35,6 +35,7 @@ from treepack import (
     checkpoints,
 )
 from treepack._src.storage import content as storage_content
+from treepack._src.storage.address import Address
 from treepack.errors import BusyError
 
 
@@ -393,7 +394,7 @@ def test_an_error_of_the_rules_does_not_harm_the_save(
     def fail(*_: object) -> None:
         raise PermissionError(1, "not permitted", "x")
 
-    monkeypatch.setattr("treepack._src.runs.steps.remove_files", fail)
+    monkeypatch.setattr(Address, "remove_files", fail)
     with pytest.warns(UserWarning, match="step_2"):
         run.save(3, state(3))
     monkeypatch.undo()

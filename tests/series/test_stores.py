@@ -19,9 +19,7 @@ import pytest
 import tiers
 import treepack
 from support import s3
-from treepack._src.storage.entries import entries
-from treepack._src.storage.place import resolved
-from treepack._src.storage.stores import store_of
+from treepack._src.storage.address import Address
 
 pytest.importorskip("obstore")
 pytest.importorskip("moto")
@@ -58,7 +56,7 @@ def check(run: treepack.Series, step: int) -> None:
 
 
 def objects_of(run: treepack.Series, step: int, sharded: bool) -> list[tuple[Any, str]]:
-    store, path = store_of(run.path(step))
+    store, path = Address.of(run.path(step)).store()
     names = [f"{path}/{it.name}" for it in store.entries(path)] if sharded else [path]
     return [(store, name) for name in names]
 
@@ -257,7 +255,7 @@ def test_a_failed_save_leaves_no_copies(server: s3.Server) -> None:
     run = run_of(server, unchanged="link")
     run.save(1, {**state(1), "frozen": frozen})
 
-    before = {each.name for each in entries(resolved(run.path(1), server.options))}
+    before = {each.name for each in Address.of(run.path(1), server.options).entries()}
 
     def fault(request: s3.Request) -> Any:
         is_new = request.path.rpartition("/")[2] not in before
@@ -267,7 +265,7 @@ def test_a_failed_save_leaves_no_copies(server: s3.Server) -> None:
     with pytest.raises(PermissionError):
         run.save(2, {**state(2), "frozen": frozen})
     server.proxy.fault = lambda _: None
-    assert not entries(resolved(run.path(2), server.options))
+    assert not Address.of(run.path(2), server.options).entries()
     run.save(2, {**state(2), "frozen": frozen})
     with treepack.open(run.path(2)) as file:
         assert np.array_equal(file["frozen"][:], frozen)

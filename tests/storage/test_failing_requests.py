@@ -19,8 +19,7 @@ from support import s3
 from support.exported import doubling
 from treepack import checkpoints, serialization
 from treepack._src.storage import objects
-from treepack._src.storage.entries import entries
-from treepack._src.storage.place import resolved
+from treepack._src.storage.address import Address
 
 pytest.importorskip("obstore")
 pytest.importorskip("moto")
@@ -271,7 +270,7 @@ class Saved:
         assert self._found() == self._step
         if name.startswith("directory"):
             assert treepack.verify(url, storage_options=self._sure).ok
-            there = entries(resolved(url, self._sure))
+            there = Address.of(url, self._sure).entries()
             assert len(there) == 2, "what failed saves have left is gone"
         return requests
 
@@ -364,7 +363,7 @@ def test_the_files_of_a_commit_without_an_answer_stay(server: s3.Server, stays: 
     assert step_of(treepack.load(url, storage_options=options)) == 2
     assert treepack.verify(url, storage_options=options).ok
     treepack.save(url, tree(3), sharded=True, storage_options=options)
-    assert len(entries(resolved(url, options))) == 2
+    assert len(Address.of(url, options).entries()) == 2
 
 
 @pytest.mark.parametrize("kind", ["file", "gzip", "numbers", "directory"])

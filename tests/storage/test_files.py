@@ -24,7 +24,8 @@ from flax import serialization as flax
 
 import tiers
 import treepack
-from treepack._src.storage import disk, write
+from treepack._src.storage import disk
+from treepack._src.storage.address import Address
 from trees import assert_same
 from waiting import in_time
 
@@ -472,6 +473,6 @@ def test_the_system_copies_files(
         return calls[-1]
 
     monkeypatch.setattr(os, "copy_file_range", copies)
-    assert write.copy_file(tmp_path / "source", tmp_path / "copy") == len(data)
+    assert Address.of(tmp_path / "source").copy_to(Address.of(tmp_path / "copy")) == len(data)
     assert (tmp_path / "copy").read_bytes() == data
     assert (sum(calls) == len(data)) is (fails_after is None or fails_after == 3)

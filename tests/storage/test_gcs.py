@@ -13,8 +13,7 @@ import pytest
 import tiers
 import treepack
 from support import gcs
-from treepack._src.storage.entries import entries, exists, remove
-from treepack._src.storage.place import resolved
+from treepack._src.storage.address import Address
 
 pytest.importorskip("obstore")
 
@@ -48,9 +47,11 @@ def test_all_verbs(server: gcs.Server, sharded: bool, scheme: str) -> None:
     with treepack.open(url, storage_options=options) as file:
         same(file["layer_7/kernel"][3:9, ::2], TREE["layer_7"]["kernel"][3:9, ::2])
     if sharded:
-        assert len(entries(resolved(url, options))) == 2, "the files of the first save are deleted"
-    remove(resolved(url, options))
-    assert not exists(resolved(url, options))
+        assert len(Address.of(url, options).entries()) == 2, (
+            "the files of the first save are deleted"
+        )
+    Address.of(url, options).remove()
+    assert not Address.of(url, options).exists()
     assert not server.objects
     with pytest.raises(FileNotFoundError, match="model"):
         treepack.load(url, storage_options=options)
@@ -85,7 +86,9 @@ def test_of_two_jobs_one_gets_an_error(server: gcs.Server, is_same: bool) -> Non
         treepack.save(url, {"a": np.full(1000, 2)}, sharded=True, storage_options=options)
     same(treepack.load(url, storage_options=options), {"a": np.full(1000, int(not is_same))})
     assert treepack.verify(url, storage_options=options).ok
-    assert len(entries(resolved(url, options))) == 2, "the files of the one with the error are gone"
+    assert len(Address.of(url, options).entries()) == 2, (
+        "the files of the one with the error are gone"
+    )
 
 
 def test_jobs_race_for_a_directory(server: gcs.Server) -> None:

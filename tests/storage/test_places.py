@@ -19,16 +19,7 @@ import pytest
 
 import treepack
 from treepack import checkpoints, serialization
-from treepack._src.storage.place import (
-    Url,
-    absolute,
-    beside,
-    directory_of,
-    file_system_of,
-    joined,
-    options_of,
-    resolved,
-)
+from treepack._src.storage.address import Address
 
 TREE = {"w": np.arange(6.0), "step": 3}
 
@@ -161,26 +152,26 @@ def test_upath(tmp_path: Path, remote: bool, sharded: bool) -> None:
 def test_a_series_keeps_the_file_system_of_its_directory() -> None:
     upath = pytest.importorskip("upath")
     path = upath.UPath("memory://a//series", skip_instance_cache=True)
-    found = directory_of(path)
+    found = Address.directory(path)
     assert found == "memory://a/series"
-    assert file_system_of(found) is path.fs
+    assert found.url is not None
+    assert found.url.file_system is path.fs
 
 
 def test_upath_brings_its_options() -> None:
     upath = pytest.importorskip("upath")
     path = upath.UPath("memory://x/y", skip_instance_cache=True)
-    assert resolved(path).storage_options == {"skip_instance_cache": True}
-    both = resolved(path, {"a": 1})
-    assert both.storage_options == {"skip_instance_cache": True, "a": 1}
-    assert beside(both, "z") == "memory://x/z"
+    found = Address.of(path).url
+    assert found is not None
+    assert found.options == {"skip_instance_cache": True}
+    both = Address.of(path, {"a": 1})
+    assert both.beside("z") == "memory://x/z"
     for same in (
-        joined(both, "z"),
-        beside(both, "z"),
-        both + "z",
-        absolute(both),
+        *(both, both / "z", both.beside("z"), both.absolute(), both.normal(), both.real()),
         pickle.loads(pickle.dumps(both)),
     ):
-        assert options_of(same) == both.storage_options
+        assert same.url.options == {"skip_instance_cache": True, "a": 1}
+        assert same.url.text == same
 
 
 def test_options_reach_the_file_system_of_exported_functions(tmp_path: Path) -> None:
@@ -338,7 +329,7 @@ def test_series_at_other_places(tmp_path: Path, sharded: bool) -> None:
     for directory, rest in (
         ("dir://one", {"storage_options": options}),
         (upath.UPath(f"memory://{tmp_path}/two", skip_instance_cache=False), {}),
-        (Url("dir://three", options), {}),
+        (Address.of("dir://three", options), {}),
     ):
         for step in (1, 2, 3):
             path = save(directory, TREE, step, keep=2, **rest)
@@ -364,6 +355,30 @@ def test_files_of_the_drop_in_at_other_places(tmp_path: Path) -> None:
     assert dict(found) == {("a",): 1}
 
 
+def test_returned_paths_are_plain_text(tmp_path: Path) -> None:
+    """A tree, its metadata and pickles of other programs may have them."""
+    paths: list[Any] = [
+        checkpoints.save_checkpoint(tmp_path, TREE, 1),
+        checkpoints.save_checkpoint_multiprocess(tmp_path, TREE, 2),
+        checkpoints.latest_checkpoint(tmp_path),
+        treepack.Series(tmp_path).path(1),
+        treepack.save(tmp_path / "model", TREE, background=True),
+        serialization.save_to_file(TREE, tmp_path / "file", background=True),
+    ]
+    for saving in paths[-2:]:
+        saving.result()
+    paths[-2:] = [saving.path for saving in paths[-2:]]
+    with treepack.open(tmp_path / "model") as file:
+        paths.append(file.path)
+    for read in (treepack.load, treepack.open):
+        with pytest.raises(OSError, match="nothing") as caught:
+            read(tmp_path / "nothing")
+        paths.append(caught.value.filename)
+    assert {*map(type, paths)} == {str}
+    treepack.save(tmp_path / "paths", paths, metadata=paths)
+    assert treepack.load(tmp_path / "paths") == paths
+
+
 def test_epath(tmp_path: Path) -> None:
     epath = pytest.importorskip("etils.epath")
     path = epath.Path(tmp_path) / "model"
@@ -376,7 +391,7 @@ def test_errors_about_options_do_not_show_them(url: str) -> None:
     wrong: Any = "hidden-key"
     for call in (
         lambda: treepack.save(url, TREE, storage_options=wrong),
-        lambda: resolved(url, wrong),
+        lambda: Address.of(url, wrong),
     ):
         with pytest.raises(TypeError, match=r"storage_options= must be a dict.*got str") as caught:
             call()

@@ -28,6 +28,8 @@ from support import servers
 from treepack import serialization
 from treepack._src.checkpoint import reader
 from treepack._src.storage import filesystems, remote
+from treepack._src.storage.address import Address
+from treepack._src.storage.urls import Url
 
 TREE: dict[str, Any] = {
     f"layer_{index}": {"kernel": np.full((64, 1024), index, np.float32), "bias": np.zeros(3)}
@@ -287,7 +289,7 @@ def test_a_failed_save_leaves_what_was_there() -> None:
 
 def test_an_upload_that_lost_bytes_is_an_error() -> None:
     with pytest.raises(OSError, match=r"memory://lost/w: short read .*: expected 7 bytes, got 0"):
-        remote.write("memory://lost/w", lambda pipe: 7, 7)
+        remote.write(Url("memory://lost/w", {}, None), lambda pipe: 7, 7)
     assert not fsspec.filesystem("memory").exists("/lost/w")
 
 
@@ -552,8 +554,6 @@ def test_chained_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: st
 
 
 def test_links_of_a_chain_keep_their_places() -> None:
-    from treepack._src.storage.place import joined
-
     for directory, file in (
         ("s3://bucket/model", "s3://bucket/model/x"),
         ("s3://bucket/", "s3://bucket/x"),
@@ -561,7 +561,7 @@ def test_links_of_a_chain_keep_their_places() -> None:
         ("zip://model::s3://bucket/all.zip", "zip://model/x::s3://bucket/all.zip"),
         ("zip://::simplecache::s3://all.zip", "zip://x::simplecache::s3://all.zip"),
     ):
-        assert joined(directory, "x") == file
+        assert Address.of(directory) / "x" == file
 
 
 class Short(Store):

@@ -11,6 +11,7 @@ import pytest
 
 import treepack._core as core
 from treepack._src.storage import write
+from treepack._src.storage.address import Address
 
 
 @pytest.fixture
@@ -44,11 +45,11 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_files_are_closed_before_they_are_renamed_or_removed(
     tmp_path: Path, closed: list[str]
 ) -> None:
-    with write.replacing(tmp_path / "model") as file:
+    with Address.of(tmp_path / "model").replacing() as file:
         file.write(b"new")
     assert (tmp_path / "model").read_bytes() == b"new"
     assert closed == ["complete", "discard"]
-    with write.spool(tmp_path / "model") as file:
+    with Address.of(tmp_path / "model").spool() as file:
         file.write(b"spooled")
         assert len([*tmp_path.iterdir()]) == 2
     assert [*tmp_path.iterdir()] == [tmp_path / "model"]
@@ -62,12 +63,12 @@ def test_the_mask_of_the_process_is_not_touched(
     try:
         with monkeypatch.context() as patch:
             patch.setattr(os, "umask", lambda mask: pytest.fail("another thread makes files, too"))
-            with write.replacing(tmp_path / "model") as file:
+            with Address.of(tmp_path / "model").replacing() as file:
                 file.write(b"new")
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "model").stat().st_mode) == 0o640
     (tmp_path / "model").chmod(0o604)
-    with write.replacing(tmp_path / "model") as file:
+    with Address.of(tmp_path / "model").replacing() as file:
         assert stat.S_IMODE(os.fstat(file.fileno()).st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "model").stat().st_mode) == 0o604

@@ -22,11 +22,9 @@ import tiers
 import treepack
 from support import processes, s3
 from treepack import checkpoints
-from treepack._src.storage import fetch, write
-from treepack._src.storage.entries import entries, exists, listed
-from treepack._src.storage.place import resolved
+from treepack._src.storage import fetch
+from treepack._src.storage.address import Address
 from treepack._src.storage.store import ABSENT, ConditionError
-from treepack._src.storage.stores import store_of
 from treepack.errors import BusyError
 
 pytest.importorskip("obstore")
@@ -85,7 +83,9 @@ def test_all_verbs(server: s3.Server, sharded: bool, compress: bool) -> None:
     with treepack.open(url, storage_options=options) as file:
         same(file["layer_7/kernel"][3:9, ::2], TREE["layer_7"]["kernel"][3:9, ::2])
     if sharded:
-        assert len(entries(resolved(url, options))) == 2, "the files of the first save are deleted"
+        assert len(Address.of(url, options).entries()) == 2, (
+            "the files of the first save are deleted"
+        )
 
 
 @pytest.mark.parametrize("nbytes", [0, 1000, 20 << 20])
@@ -96,8 +96,8 @@ def test_a_copy_whose_check_fails_gets_no_name(
     """The check comes after the last byte, which may have taken long."""
     urls = {"s3": server.url("checked"), "memory": "memory://checked", "file": str(tmp_path)}
     (tmp_path / "source").write_bytes(bytes(nbytes))
-    path = resolved(f"{urls[scheme]}/{nbytes}", server.options if scheme == "s3" else None)
-    calls = []
+    path = Address.of(f"{urls[scheme]}/{nbytes}", server.options if scheme == "s3" else None)
+    source, calls = Address.of(tmp_path / "source"), []
 
     def check() -> None:
         calls.append(1)
@@ -105,10 +105,10 @@ def test_a_copy_whose_check_fails_gets_no_name(
             raise BusyError("another job saves there")
 
     with pytest.raises(BusyError):
-        write.copy_file(tmp_path / "source", path, check)
-    assert not exists(path)
-    assert write.copy_file(tmp_path / "source", path, check) == nbytes
-    assert exists(path)
+        source.copy_to(path, check)
+    assert not path.exists()
+    assert source.copy_to(path, check) == nbytes
+    assert path.exists()
     assert len(calls) == 2
 
 
@@ -418,7 +418,7 @@ def test_stores_without_conditional_writes(server: s3.Server, status: int) -> No
     run.save(1, {"w": 1})
     assert treepack.load(f"{url}/d", storage_options=options) == {"w": 2}
     assert run.resume({"w": 0}) == (1, {"w": 1})
-    store, place = store_of(resolved(f"{url}/pub/head.json", options))
+    store, place = Address.of(f"{url}/pub/head.json", options).store()
     with pytest.raises(ConditionError):
         store.put(place, b"", ABSENT)
 
@@ -442,8 +442,8 @@ def test_markers_of_folders_are_no_entries(server: s3.Server) -> None:
     assert run.resume({"w": 0}) == (8, {"w": 8})
     assert checkpoints.latest_checkpoint(url, storage_options=options) is None
     assert checkpoints.restore_checkpoint(url, None, storage_options=options) is None
-    empty = resolved(f"{url}/empty", options)
-    assert (entries(empty), listed(empty)) == ([], [])
+    empty = Address.of(f"{url}/empty", options)
+    assert (empty.entries(), empty.listed()) == ([], [])
     with pytest.raises(treepack.errors.DecodeError, match="it is empty"):
         treepack.load(empty)
 
@@ -570,7 +570,7 @@ def test_kills_leave_the_old_or_the_new(
     treepack.save(url, old, sharded=sharded, storage_options=server.options)
     same(treepack.load(url, storage_options=server.options), old)
     if sharded:
-        left = [entry.name for entry in entries(resolved(url, server.options))]
+        left = [entry.name for entry in Address.of(url, server.options).entries()]
         assert len(left) == 2, "the next save removes what killed ones have left"
 
 
@@ -646,7 +646,7 @@ def test_processes_save_together(server: s3.Server) -> None:
         hub = treepack.load(url + suffix, storage_options=server.options)
         np.testing.assert_array_equal(hub["w"].T, found["w"])
         np.testing.assert_array_equal(hub["b"], found["w"])
-        inside = entries(resolved(url + suffix, server.options), hidden=True)
+        inside = Address.of(url + suffix, server.options).entries(hidden=True)
         assert not [each.name for each in inside if each.name.startswith(".")]
-    there = entries(resolved(server.url(""), server.options), hidden=True)
+    there = Address.of(server.url(""), server.options).entries(hidden=True)
     assert not [each.name for each in there if each.name.startswith(".together")]

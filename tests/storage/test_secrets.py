@@ -20,7 +20,7 @@ import treepack
 from support import servers
 from treepack import checkpoints
 from treepack._src.storage.hiding import hiding
-from treepack._src.storage.place import shown, without_secrets
+from treepack._src.storage.urls import shown, without_secrets
 
 pytest.importorskip("obstore")
 pytest.importorskip("aiohttp")

@@ -14,7 +14,7 @@ from treepack._cli import output, piped
 from treepack._cli.listing import ANY_FILE, KINDS, MAX_SIZE, flag, opened
 from treepack._src.printable import jsonable, printable
 from treepack._src.runs.listing import run_at
-from treepack._src.storage.place import shown
+from treepack._src.storage.urls import shown
 
 
 def _digits(text: str | None) -> str | None:

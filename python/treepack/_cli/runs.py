@@ -7,7 +7,7 @@ from typing import Any
 from treepack._cli import output
 from treepack._src.checkpoint.info import size_text
 from treepack._src.printable import jsonable, printable
-from treepack._src.storage.place import shown
+from treepack._src.storage.urls import shown
 
 
 def show(name: str, run: Any, *, as_json: bool) -> None:

@@ -15,7 +15,7 @@ from treepack._cli.maps import MAP
 from treepack._src import formats
 from treepack._src.checkpoint.info import size_text
 from treepack._src.saving.copying import Copy
-from treepack._src.storage.place import shown
+from treepack._src.storage.urls import shown
 
 TARGET = Annotated[
     str,

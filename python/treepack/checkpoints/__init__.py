@@ -33,7 +33,7 @@ from treepack._src.interop import jax as _jax
 from treepack._src.options import FileWriteOptions, RestoreOptions, StorageOptions, check, takes
 from treepack._src.saving.background import Saving
 from treepack._src.saving.sharded import is_distributed
-from treepack._src.storage.place import Location, resolved, shown
+from treepack._src.storage.address import Address, Location
 from treepack.checkpoints._linen import MODULE_NUM_RE, convert_pre_linen
 from treepack.checkpoints._manager import AsyncManager
 from treepack.checkpoints._names import (
@@ -159,13 +159,13 @@ def save_checkpoint(
         save_by_orbax(folder.path(name), target, orbax_checkpointer, overwrite=overwrite)
         if _jax.processes()[0] == 0:
             commit()
-        return given.path(name)
+        return given.path(name).plain
     if not overwrite:
         check_newest(folder, name)
     how: Any = {**options, "background": async_manager is not None}
     saving = serialization.save_to_file(target, folder.path(name), **how)
     _finish(saving, commit, async_manager)
-    return given.path(name)
+    return given.path(name).plain
 
 
 def _wait_for(manager: AsyncManager | None, checkpointer: Any) -> None:
@@ -268,7 +268,7 @@ def save_checkpoint_multiprocess(
         if is_first:
             commit()  # before the save: an asynchronous checkpointer has no callback
         save_by_orbax(path, target, orbax_checkpointer, overwrite=overwrite)
-        return given.path(name)
+        return given.path(name).plain
     state = serialization.to_state_dict(target)
     if not overwrite:
         check_newest(folder, name)
@@ -279,7 +279,7 @@ def save_checkpoint_multiprocess(
         _finish(saving, commit if is_first else None, async_manager)
     elif is_first:
         _finish(serialization.save_to_file(state, path, **how), commit, async_manager)
-    return given.path(name)
+    return given.path(name).plain
 
 
 @takes(RestoreOptions, strict=False, mmap=False)
@@ -371,7 +371,7 @@ def restore_checkpoint(
             there = (
                 f"there are the steps {', '.join(numbers)}" if numbers else "there is no checkpoint"
             )
-            message = f"Matching checkpoint not found: {shown(path)}; {there}"
+            message = f"Matching checkpoint not found: {path.shown}; {there}"
             raise ValueError(message) from None
     inside = root.inside()
     if inside is None:
@@ -415,9 +415,9 @@ def latest_checkpoint(
       >>> checkpoints.latest_checkpoint(directory) == path
       True
     """
-    steps = Steps(resolved(ckpt_dir, storage_options), prefix)
+    steps = Steps(Address.or_data(ckpt_dir, storage_options), prefix)
     last = steps.listing().newest()
-    return None if last is None else steps.path(last[0])
+    return None if last is None else steps.path(last[0]).plain
 
 
 def available_steps(
@@ -447,7 +447,7 @@ def available_steps(
       >>> checkpoints.available_steps(directory)
       [9, 10]
     """
-    directory = resolved(ckpt_dir, storage_options)
+    directory = Address.or_data(ckpt_dir, storage_options)
     return [step_type(step) for step in Steps(directory, prefix).steps()]
 
 

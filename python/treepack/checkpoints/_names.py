@@ -12,7 +12,7 @@ from typing import Any
 
 from treepack._src.options import StorageOptions
 from treepack._src.runs.steps import Folder, Listing
-from treepack._src.storage.place import directory_of
+from treepack._src.storage.address import Address
 
 _NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 
@@ -78,8 +78,10 @@ class Steps(Folder):
     @classmethod
     def at(cls, ckpt_dir: Any, prefix: str, storage_options: StorageOptions) -> Steps:
         """Returns those at a path or URL, as flax normalizes it: `a/../b` is `b`."""
-        directory = directory_of(ckpt_dir, storage_options)
-        return cls(directory if "://" in directory else safe_normpath(directory), prefix)
+        directory = Address.directory(ckpt_dir, storage_options)
+        if directory.is_local:
+            directory = directory.like(safe_normpath(directory))
+        return cls(directory, prefix)
 
     def key(self, name: str) -> list[Any]:
         """Returns the sort key of a name, without the prefix."""

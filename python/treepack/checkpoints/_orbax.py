@@ -9,7 +9,7 @@ import numpy as np
 
 from treepack import serialization
 from treepack._src.options import Strict
-from treepack._src.storage.place import absolute, shown
+from treepack._src.storage.address import Address
 
 ORBAX_CKPT_FILENAME = "checkpoint"
 """A file that old checkpoints of Orbax have."""
@@ -47,10 +47,10 @@ def save_by_orbax(path: str, target: Any, checkpointer: Any, *, overwrite: bool)
 
 
 def restore_by_orbax(
-    path: str, target: Any, checkpointer: Any, transforms: Any, *, strict: Strict
+    path: Address, target: Any, checkpointer: Any, transforms: Any, *, strict: Strict
 ) -> Any:
     """Restores a tree of Orbax, with the shardings of a target."""
-    ocp = _needed(f"{shown(path)!r} is a checkpoint of Orbax")
+    ocp = _needed(f"{path.shown!r} is a checkpoint of Orbax")
     checkpointer = checkpointer or ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
     options: dict[str, Any] = {}
     if target is not None:
@@ -58,7 +58,7 @@ def restore_by_orbax(
         if isinstance(checkpointer.handler, ocp.PyTreeCheckpointHandler):
             options["transforms"] = _transforms(ocp, target) if transforms is None else transforms
     state = serialization.to_state_dict(
-        checkpointer.restore(absolute(path), item=target, **options)
+        checkpointer.restore(path.absolute(), item=target, **options)
     )
     return state if target is None else serialization.from_state_dict(target, state, strict=strict)
 

@@ -11,6 +11,7 @@ from treepack._src.api.files import load
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.interop.modules import error_class
 from treepack._src.pytree.references import FLAX_REFERENCE, flax_references
+from treepack._src.storage.address import Address
 from treepack._src.storage.naming import naming
 from treepack.checkpoints._orbax import is_of_orbax, restore_by_orbax
 from treepack.errors import MultiprocessArrayError
@@ -47,7 +48,7 @@ class Restoring:
     checkpointer: Any
     transforms: Any
 
-    def __call__(self, path: str, inside: Iterable[Any] | None) -> Any:
+    def __call__(self, path: Address, inside: Iterable[Any] | None) -> Any:
         """Returns the tree at a path; `inside` has the entries in it if it is a directory."""
         target, options, names = self.target, self.options, _names(inside)
         with naming(path):

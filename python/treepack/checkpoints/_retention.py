@@ -8,7 +8,6 @@ from pathlib import Path
 from treepack._src.interop.modules import error_class
 from treepack._src.printable import warn
 from treepack._src.runs.steps import spaced
-from treepack._src.storage.place import shown
 from treepack.checkpoints._names import MP_ARRAY_POSTFIX, TEMPORARY, Steps
 from treepack.errors import InvalidCheckpointError, TreepackError
 
@@ -23,7 +22,7 @@ def check_newest(folder: Steps, name: str) -> None:
     if others and (name in others or folder.key(others[-1]) > folder.key(name)):
         error = error_class(InvalidCheckpointError, "flax.errors", "InvalidCheckpointError")
         raise error(
-            f"cannot save {shown(folder.path(name))}: {shown(folder.path(others[-1]))} exists: "
+            f"cannot save {folder.path(name).shown}: {folder.path(others[-1]).shown} exists: "
             "save a later step, or pass overwrite=True to replace this one and remove later ones"
         )
 

@@ -24,10 +24,9 @@ from treepack._src.checkpoint.reader import Reader
 from treepack._src.formats import SEPARATOR
 from treepack._src.options import Opening, Progress
 from treepack._src.saving.layout import base_of
-from treepack._src.storage.content import Opened, open_parts, read_whole, size_of
-from treepack._src.storage.entries import is_local
+from treepack._src.storage.address import Address
+from treepack._src.storage.content import Opened, open_parts, read_whole
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import resolved
 from treepack.errors import DecodeError, NoIndexError
 
 
@@ -36,7 +35,7 @@ class _Named(Reader):
 
     separator = ""
 
-    def __init__(self, source: str, layout: core.Layout, format: str):
+    def __init__(self, source: Address, layout: core.Layout, format: str):
         super().__init__(source, Opened(core.Content.laid(layout, [])))
         self.format = format
 
@@ -74,23 +73,23 @@ def _opened(
     base: str | None,
     progress: Progress,
 ) -> File:
-    given, source = source, resolved(source)
-    with naming(given):
-        if (laid := _laid_out(source, separator, max_size)) is not None:
-            return File(_Named(given, *laid))
+    place, base = Address.of(source), Address.further(base, None)
+    with naming(place):
+        if (laid := _laid_out(place, separator, max_size)) is not None:
+            return File(_Named(place, *laid))
     if base is None:
         with contextlib.suppress(NoIndexError):
-            return open(given, max_size=max_size, unknown="dict")
-    with naming(source):
+            return open(place, max_size=max_size, unknown="dict")
+    with naming(place):
         if base is not None:
             with contextlib.suppress(NoIndexError):
-                _check_is_patch(open_parts(source, max_size=max_size, join=False).content)
+                _check_is_patch(open_parts(place, max_size=max_size, join=False).content)
         opening = Opening(
             max_size=max_size, progress=progress, base=base_of(base, max_size=max_size)
         )
-        file = open(read_whole(source, opening), max_size=max_size, unknown="dict")
+        file = open(read_whole(place, opening), max_size=max_size, unknown="dict")
     reader = place_of(file).reader
-    reader.given, reader.base = source, base
+    reader.given, reader.base = place, base
     return file
 
 
@@ -103,12 +102,12 @@ def _check_is_patch(content: core.Content) -> None:
 
 
 def _laid_out(
-    source: str, separator: str | None, max_size: int | None
+    source: Address, separator: str | None, max_size: int | None
 ) -> tuple[core.Layout, str] | None:
     """Lays out a file that `open` does not read, or reads in another way; names its format."""
     format, content = formats.of_suffix(source), None
-    is_file = format is None and is_local(source) and stat.S_ISREG(mode_of(source))
-    if is_file and size_of(source):
+    is_file = format is None and source.is_local and stat.S_ISREG(mode_of(source))
+    if is_file and source.nbytes():
         content = core.Content.map(source)
         format = formats.of_content(content)
     if format is not None:

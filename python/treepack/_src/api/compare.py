@@ -22,8 +22,8 @@ from treepack._src.options import check
 from treepack._src.paths import Room, join, parts, text
 from treepack._src.printable import MOST_ROWS, path_end, printable
 from treepack._src.pytree.prng import is_key, key_text, unwrap
+from treepack._src.storage.address import Address
 from treepack._src.storage.content import is_source
-from treepack._src.storage.place import resolved
 
 
 class Difference(NamedTuple):
@@ -196,7 +196,7 @@ def _opened(source: Any, max_size: int | None) -> Iterator[Tree]:
     if isinstance(source, Tree):
         yield source
         return
-    source = resolved(source)
+    source = Address.or_data(source)
     with open(source if is_source(source) else dumps(source), max_size=max_size) as file:
         yield file
 

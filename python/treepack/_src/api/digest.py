@@ -19,9 +19,9 @@ from treepack._src.options import StorageOptions
 from treepack._src.printable import printable, shortened
 from treepack._src.pytree.prng import MARKER, is_key, unwrap
 from treepack._src.saving.layout import described_layout
+from treepack._src.storage.address import Address
 from treepack._src.storage.content import Opened, is_source
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import resolved
 from treepack.errors import CorruptionError
 
 # The memory for parts of arrays that are not digested where they lie.
@@ -109,7 +109,7 @@ def digest(
     """
     if isinstance(source, Tree):
         return digest_of(source, threads, is_stored=True)
-    source = resolved(source, storage_options)
+    source = Address.or_data(source, storage_options)
     if not is_source(source):
         return digest_of(_laid(source), threads)
 

@@ -22,9 +22,9 @@ from treepack._src.options import (
 )
 from treepack._src.printable import printable
 from treepack._src.pytree.kinds import kind_of
+from treepack._src.storage.address import Address, Location
 from treepack._src.storage.content import Openable, content_of
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import Location, resolved
 from treepack.errors import DecodeError, TreepackError
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def load_exported(
         threads=threads,
     )
     opening = Opening(mmap=mmap, max_size=max_size, threads=threads, progress=progress)
-    path = resolved(path, storage_options)
+    path = Address.or_data(path, storage_options)
     with naming(path):
         content = content_of(path, opening)
         tree = restore_described(content, None, reading)

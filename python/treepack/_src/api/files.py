@@ -46,20 +46,9 @@ from treepack._src.saving.directory import interrupted
 from treepack._src.saving.layout import base_of, file_layout, state_layout
 from treepack._src.saving.mapped import mapped_leaves
 from treepack._src.saving.sharded import ShardedWrite, is_distributed
+from treepack._src.storage.address import Address, Location
 from treepack._src.storage.content import Openable, content_of, downloaded, is_source
 from treepack._src.storage.naming import filename_of, naming
-from treepack._src.storage.place import (
-    Location,
-    absolute,
-    beside,
-    compression,
-    has_flax_suffix,
-    located,
-    real,
-    resolved,
-    resolved_beside,
-)
-from treepack._src.storage.write import save_layout
 from treepack.errors import DecodeError, TreepackError
 
 
@@ -200,12 +189,12 @@ def save(
     check("background", background)
     saved, export = Saved.of(options), Export.of(options)
     progress = options.get("progress")
-    place = located(
+    place = Address.of(
         path,
         options.get("storage_options"),
         for_file="pass its path, or write the result of dumps(tree) to it",
     )
-    saved.base = resolved_beside(saved.base, options.get("storage_options"))
+    saved.base = Address.further(saved.base, options.get("storage_options"))
     if isinstance(tree, (Tree, Copy)):
         _copy(place, tree, saved, export, options, background=background)
         return None
@@ -225,10 +214,10 @@ def save(
             tree = _mapped(tree, saved, snapshot=background)
     if format is not None:
         return _saved(format, place, tree, saved, export, options, background=background)
-    compress = compression(place, options.get("compress"))
+    compress = place.compression(options.get("compress"))
     if saved.sharded is None and not isinstance(tree, Iterator):
         saved.sharded = is_distributed(tree)
-    is_plain = has_flax_suffix(place)
+    is_plain = place.has_flax_suffix
     if is_plain:
         check_plain(saved, is_whole=not isinstance(tree, Iterator))
     if options.get("compress") is None:
@@ -239,7 +228,7 @@ def save(
     wait_for(place)
     if isinstance(tree, Iterator):
         with spooled(tree, place) as tree:
-            save_layout(file_layout(tree, saved, writing), place, writing, progress)
+            place.save(file_layout(tree, saved, writing), writing, progress)
         return None
     if saved.sharded:
         together = ShardedWrite(place, tree, saved, writing, snapshot=background)
@@ -263,15 +252,15 @@ def save(
     else:
         layout = file_layout(tree, saved, writing, snapshot=background, base_name=name)
     # The program may change its working directory during the save.
-    where = absolute(place) if background else place
-    write = functools.partial(save_layout, layout, where, writing)
+    where = place.absolute() if background else place
+    write = functools.partial(where.save, layout, writing)
     del layout  # so that the traceback of an error does not hold it
     return run(place, write, progress, background=background)
 
 
 def _saved(
     format: Format,
-    place: Any,
+    place: Address,
     tree: Any,
     saved: Saved,
     export: Export,
@@ -333,7 +322,7 @@ def _nested(leaves: Leaves) -> Any:
 
 def _export(
     format: Format,
-    place: Any,
+    place: Address,
     leaves: Leaves,
     metadata: Mapping[str, str] | None,
     export: Export,
@@ -346,7 +335,13 @@ def _export(
 
 
 def _copy(
-    place: Any, source: Tree | Copy, saved: Saved, export: Export, options: Any, *, background: bool
+    place: Address,
+    source: Tree | Copy,
+    saved: Saved,
+    export: Export,
+    options: Any,
+    *,
+    background: bool,
 ) -> None:
     """Saves an open file, or a part of it."""
     for name, given in (
@@ -360,7 +355,7 @@ def _copy(
     if format is not None:
         format.check(place, export, options)
     else:
-        options["compress"] = compression(place, options.get("compress"))
+        options["compress"] = place.compression(options.get("compress"))
     copy = source if isinstance(source, Copy) else Copy.of(source)
     with copy.reading():
         copy = copy.chosen(saved.select, saved.exclude)
@@ -376,10 +371,10 @@ def _copy(
             _export(format, place, *copy.exported(format), export, options)(progress)
             return
         writing = Writing.of(options)
-        save_layout(copy.layout(place, writing), place, writing, progress)
+        place.save(copy.layout(place, writing), writing, progress)
 
 
-def _name_beside(base: Any, place: Any) -> str:
+def _name_beside(base: Any, place: Address) -> str:
     """Returns the name of a base that is a file in the directory of a place, or an empty string.
 
     Raises:
@@ -387,17 +382,18 @@ def _name_beside(base: Any, place: Any) -> str:
     """
     if base is None:
         return ""
-    file = filename_of(place_of(base).reader.given) if isinstance(base, File) else base
-    if not isinstance(file, (str, os.PathLike)):
+    file = base
+    if isinstance(base, File):
+        file = Address.or_data(filename_of(place_of(base).reader.given))
+    if not isinstance(file, Address):
         return ""
-    if real(file) == real(place):
+    if file.real() == place.real():
         raise ValueError(
-            f"{place} is the file of base=, which the patch would replace: save to another path, "
-            "or without base="
+            f"{place.shown} is the file of base=, which the patch would replace: save to another "
+            "path, or without base="
         )
-    name = os.path.basename(os.fspath(file))  # noqa: PTH119
-    there: str = beside(os.fspath(place), name)
-    return name if real(there) == real(file) else ""
+    name = os.path.basename(file)  # noqa: PTH119
+    return name if place.beside(name).real() == file.real() else ""
 
 
 @overload
@@ -583,10 +579,10 @@ def load(
         raise TypeError(
             f"the path comes first, as in load(path, target), got target={target!r:.100}"
         )
-    base = resolved_beside(opening.base, options.get("storage_options"))
+    base = Address.further(opening.base, options.get("storage_options"))
     opening.base = base_of(base, max_size=opening.max_size)
     expected = None if opening.expect is None else _digest.checked(opening.expect)
-    path = resolved(path, options.get("storage_options"))
+    path = Address.or_data(path, options.get("storage_options"))
     warn_of_part(path)
     is_directory = False
 

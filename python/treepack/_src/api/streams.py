@@ -8,7 +8,6 @@ the bytes that `flax.serialization.to_bytes` makes of a leaf
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -20,11 +19,10 @@ from treepack._src.interop import jax as _jax
 from treepack._src.options import Opening, StorageOptions
 from treepack._src.restore.compare import signature
 from treepack._src.saving.layout import plain_layout, state_layout
+from treepack._src.storage.address import Address, Location
 from treepack._src.storage.content import read_whole
 from treepack._src.storage.deferred import Deferred, InContent
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import Location, compression, located
-from treepack._src.storage.write import replacing, spool
 from treepack.errors import TreepackError
 
 
@@ -53,7 +51,7 @@ def read_stream(
       {('params', 'w'): array([1., 1.]), ('step',): 3}
       >>> treepack.save(f"{path}.treepack", treepack.read_stream(path))
     """
-    source = located(path, storage_options)
+    source = Address.of(path, storage_options)
     with naming(source):
         content = read_whole(source, Opening(max_size=max_size), may_be_empty=True)
         items = core.stream_items(content)
@@ -92,18 +90,18 @@ def write_stream(
       >>> next(treepack.read_stream(path))
       (('layers', '0'), array([0, 0]))
     """
-    place = located(path, storage_options)
-    compression(place)
-    with replacing(place) as file:
+    place = Address.of(path, storage_options)
+    place.compression()
+    with place.replacing() as file:
         for key, leaf in _pairs(leaves):
             value = state_layout(leaf, 16).to_bytes(threads=None)
             file.write(plain_layout([_paths.parts(key), value], 16).to_bytes(threads=None))
 
 
 @contextlib.contextmanager
-def spooled(leaves: Iterable[tuple[Any, Any]], path: str | os.PathLike[str]) -> Iterator[Any]:
+def spooled(leaves: Iterable[tuple[Any, Any]], path: Address) -> Iterator[Any]:
     """Collects leaves into a tree; its large arrays stay in a temporary file inside the block."""
-    with spool(path) as file:
+    with path.spool() as file:
         yield _collected(leaves, file, path)
 
 

@@ -10,9 +10,9 @@ from treepack._src.checkpoint.opening import open_reader
 from treepack._src.elsewhere import advised
 from treepack._src.options import Containers, Opening, StorageOptions, Unknown, check
 from treepack._src.registry.static import metadata_in
+from treepack._src.storage.address import Address
 from treepack._src.storage.content import Openable, content_of, holds_tree, record_of_patch
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import resolved
 from treepack._src.storage.store import ConditionError
 from treepack.errors import (
     GzipError,
@@ -62,7 +62,7 @@ def abstract(
       [ShapeDtypeStruct(shape=(2, 3), dtype=float64), 'text']
     """
     check("unknown", unknown)
-    source = resolved(path_or_data, storage_options)
+    source = Address.or_data(path_or_data, storage_options)
     with naming(source), _opened(source, max_size, mapping=mapping) as file:
         return file.abstract(unknown=unknown, containers=containers, static=static)
 
@@ -96,7 +96,7 @@ def read_metadata(
       {'step': 3, 'shape': (1, 2)}
     """
     check("unknown", unknown)
-    source = resolved(path_or_data, storage_options)
+    source = Address.or_data(path_or_data, storage_options)
     with naming(source):
         try:
             with _opened(source, max_size, unknown, join=False) as file:
@@ -141,7 +141,7 @@ def is_checkpoint(path_or_data: Openable, *, storage_options: StorageOptions = N
       False
     """
     try:
-        source = resolved(path_or_data, storage_options)
+        source = Address.or_data(path_or_data, storage_options)
         with naming(source), contextlib.closing(open_reader(source, join=False)) as reader:
             catalog = reader.catalog
             is_map = catalog.children(0) is not None and not catalog.is_list(0)

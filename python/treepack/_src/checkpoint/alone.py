@@ -23,9 +23,8 @@ from treepack._src.checkpoint.laid import layout_of
 from treepack._src.checkpoint.reader import LazyArray, Reader
 from treepack._src.checkpoint.sharded import ShardedReader
 from treepack._src.checkpoint.shards import FILE, MANIFEST, about_in, save_of
-from treepack._src.storage.content import Openable, read_all
+from treepack._src.storage.content import Openable
 from treepack._src.storage.deferred import Computed
-from treepack._src.storage.foreign import names_in
 from treepack.errors import CorruptionError, DecodeError, TreepackError
 
 # The last key of a shard, such as `[0:32,0:8]`.
@@ -145,12 +144,12 @@ class ShardsReader(ShardedReader):
     def _names(self) -> list[str]:
         """Returns the files of the save to which the manifest belonged."""
         try:
-            data = read_all(self._place(MANIFEST)).decode("latin-1")
+            data = self._place(MANIFEST).read_bytes().decode("latin-1")
         except FileNotFoundError:
             data = ""
         named = list(dict.fromkeys(FILE.findall(data)))
         # Web servers list nothing.
-        there = [name for name in names_in(self._path) if FILE.fullmatch(name)] or named
+        there = [name for name in self._path.names() if FILE.fullmatch(name)] or named
         saves = {save_of(name) for name in there}
         # The files that each save took from earlier ones.
         links: dict[str, set[str]] = defaultdict(set)

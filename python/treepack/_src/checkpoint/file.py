@@ -34,10 +34,9 @@ from treepack._src.options import (
 )
 from treepack._src.printable import MOST_ROWS, cells, padded, path_end, printable, shortened, warn
 from treepack._src.registry.static import metadata_in
+from treepack._src.storage.address import Address
 from treepack._src.storage.content import Openable, open_parts
-from treepack._src.storage.entries import listed
 from treepack._src.storage.naming import name_file, naming
-from treepack._src.storage.place import resolved
 from treepack.errors import CorruptionError, DecodeError, MissingPathError
 
 _INTACT = '; leaves() lists the intact leaves, load(target, missing="target") loads them'
@@ -545,7 +544,7 @@ class File(Tree):
         reader = self._place.reader
         if reader.is_one_file or reader.separator is None:
             return []
-        inside = listed(reader.given) or ()
+        inside = Address.of(reader.given).listed() or ()
         names = sorted(entry.name for entry in inside if not entry.is_directory)
 
         def is_other(name: str) -> bool:
@@ -636,7 +635,7 @@ def open(
         raise unknown_option(open, min(_unknown))
     check("unknown", unknown)
     check("mmap", mmap)
-    source = resolved(source, storage_options)
+    source = Address.or_data(source, storage_options)
     try:
         reader = open_reader(
             source, salvage="alone" if salvage else False, mmap=mmap, max_size=max_size

@@ -41,11 +41,11 @@ from treepack._src.mapping.rules import Rule, rule_of, sizes_of
 from treepack._src.options import Reading, Status, Tell, no_choice
 from treepack._src.printable import printable, shortened, warn
 from treepack._src.pytree.state_dict import leaves_of
+from treepack._src.storage.address import Address
 from treepack._src.storage.content import Openable, Opened, is_source
 from treepack._src.storage.deferred import Computed
 from treepack._src.storage.fetch import Blocks, Range, fetching
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import resolved
 from treepack.errors import HoleError, NewerVersionError, TreepackError
 
 Rest = Literal["same", "error", "skip"]
@@ -167,7 +167,7 @@ class Mapping:
             raise TypeError(
                 f"the target comes first, as in check(target, source), got target={target!r:.100}"
             )
-        source = resolved(source)
+        source = Address.or_data(source)
         with naming(source), contextlib.closing(open_reader(source)) as reader:
             mapped = MappedReader(Place(reader, 0, []), self, outline(target))
             there, faults = mapped.there or {}, [*mapped.plan.faults]

@@ -13,12 +13,12 @@ from treepack._src.checkpoint.sharded import ShardedReader
 from treepack._src.checkpoint.shards import FILE, MANIFEST
 from treepack._src.formats import Format
 from treepack._src.options import check
+from treepack._src.storage.address import Address
 from treepack._src.storage.content import (
     Openable,
     Opened,
     check_gzip,
     downloaded,
-    is_special,
     open_parts,
 )
 from treepack.errors import (
@@ -102,7 +102,7 @@ def open_reader(
 
 
 def open_regular(
-    path: str, *, is_directory: bool = False, is_whole: bool = False, **options: Any
+    path: Address, *, is_directory: bool = False, is_whole: bool = False, **options: Any
 ) -> Reader:
     """Opens a file or directory by its path.
 
@@ -116,7 +116,7 @@ def open_regular(
       DecodeError: If it is a pipe or device.
       NoIndexError: If it is gzip that cannot be read in parts, and is intact.
     """
-    if is_special(path):
+    if path.is_special():
         raise DecodeError("it is not a regular file")
     source = downloaded(path) if is_whole and not is_directory else path
     try:

@@ -23,12 +23,12 @@ from treepack._src.options import Reading, Status, Tell
 from treepack._src.printable import Completing
 from treepack._src.restore.compare import described
 from treepack._src.restore.report import ABSENT
+from treepack._src.storage.address import Address
 from treepack._src.storage.content import Openable, Opened, open_parts
 from treepack._src.storage.deferred import Deferred, boxes_of
 from treepack._src.storage.fetch import Blocks, Range, fetching, joined
 from treepack._src.storage.memory import memory_of
 from treepack._src.storage.naming import filename_of, name_file, naming
-from treepack._src.storage.place import absolute
 from treepack.errors import DecodeError, MissingPathError, NewerVersionError
 
 # NumPy's maximum.
@@ -97,9 +97,9 @@ class Reader:
 
     def __init__(self, source: Openable, opened: Opened, *, salvage: bool = False, **options: Any):
         """`opened` is the content of `source`; `options` are used to reopen it."""
-        is_path = isinstance(source, (str, os.PathLike))
+        is_path = isinstance(source, Address)
         # The working directory may change, or differ where a pickle is loaded.
-        self._source = absolute(source) if is_path else source
+        self._source = source.absolute() if is_path else source
         self._options = {"salvage": salvage, **options}
         self.salvages: bool = salvage
         self.given = source
@@ -415,7 +415,7 @@ class Reader:
             raise TypeError(
                 "cannot pickle a File that was opened from a file object: open it by its path"
             )
-        if not isinstance(source, (str, os.PathLike)):
+        if not isinstance(source, Address):
             source = bytes(source)
         return _reopened, (type(self), source, self._options, self.filename)
 
@@ -434,7 +434,7 @@ def _reopened(kind: Any, source: Openable, options: dict[str, Any], filename: st
     with naming(filename):
         is_file = kind.is_one_file
         reader: Reader = kind.open(source, **options) if is_file else kind(source, **options)
-    reader.given = source if filename is None else filename
+    reader.given = source if filename is None else Address.or_data(filename)
     return reader
 
 

@@ -38,13 +38,12 @@ from treepack._src.checkpoint.shards import (
 from treepack._src.forks import Locked
 from treepack._src.options import Reading, Status, Tell, tell_from
 from treepack._src.pytree import prng as _prng
-from treepack._src.storage.content import Openable, Opened, read_all, size_of
+from treepack._src.storage.address import Address
+from treepack._src.storage.content import Opened
 from treepack._src.storage.fetch import fetching
 from treepack._src.storage.foreign import without_manifest
 from treepack._src.storage.naming import name_file
-from treepack._src.storage.place import absolute, joined
-from treepack._src.storage.store import ConditionError, RemoteStore
-from treepack._src.storage.stores import store_of
+from treepack._src.storage.store import ConditionError
 from treepack._src.tasks import Task, run
 from treepack.errors import (
     CorruptionError,
@@ -85,7 +84,7 @@ def unless_replaced(work: Callable[[], T]) -> T:
 _ATTEMPTS = 50
 
 
-def _without_manifest(source: Openable) -> NoManifestError:
+def _without_manifest(source: Address) -> NoManifestError:
     """Returns the error for a directory, which no frame of its traceback holds."""
     text, names, is_above = without_manifest(source, MANIFEST)
     error = NoManifestError(f"the directory has no {MANIFEST}: {text}")
@@ -105,7 +104,7 @@ class ShardedReader(Files):
     is_one_file = False
 
     def __init__(
-        self, source: Openable, *, mmap: bool = True, max_size: int | None = None, **options: Any
+        self, source: Address, *, mmap: bool = True, max_size: int | None = None, **options: Any
     ):
         """Reads the manifest.
 
@@ -117,7 +116,7 @@ class ShardedReader(Files):
         """
         self._locked = Locked()
         # The working directory may change before all files are open.
-        self._path = absolute(source)
+        self._path: Address = source.absolute()
         self._max_size, self._mmap = max_size, mmap
         self._data, self.manifest = self._read_manifest(source)
         self._expected = self.manifest.files
@@ -133,20 +132,20 @@ class ShardedReader(Files):
             )
         opened = Opened(self._encoding(), inflated=self.manifest.inflated, nbytes=nbytes)
         super().__init__(source, opened, mmap=mmap, max_size=max_size, **options)
-        self.is_local = store_of(self._path)[0].is_local
+        self.is_local = self._path.is_local
         self._remembers = False
         self._digests: dict[int, dict[str, bytes]] = {}  # of the leaves of each file
         self._files: list[Task[Reader] | None] = [None] * len(self._expected)
         self.catalogs: list[core.Catalog | None] = [None] * len(self._expected)
 
-    def _place(self, name: str) -> str:
+    def _place(self, name: str) -> Address:
         """Returns the path or URL of a file of the checkpoint."""
-        return joined(self._path, name)
+        return self._path / name
 
-    def _read_manifest(self, source: Openable) -> tuple[bytes, core.Manifest]:
+    def _read_manifest(self, source: Address) -> tuple[bytes, core.Manifest]:
         """Returns bytes that differ between checkpoints, and the manifest."""
         try:
-            data = read_all(self._place(MANIFEST))
+            data = self._place(MANIFEST).read_bytes()
         except FileNotFoundError:
             raise _without_manifest(source) from None
         try:
@@ -225,9 +224,9 @@ class ShardedReader(Files):
 
     def open_files(self, numbers: Iterable[int]) -> None:
         """Opens remote files that are needed, many at a time; local files are opened when used."""
-        store, _ = store_of(self._path)
-        if isinstance(store, RemoteStore):
-            run([functools.partial(self._open_early, number) for number in numbers], store.at_once)
+        if not self._path.is_local:
+            at_once = self._path.at_once
+            run([functools.partial(self._open_early, number) for number in numbers], at_once)
 
     def _open_early(self, number: int) -> None:
         with contextlib.suppress(TreepackError):  # raised where the file is used
@@ -240,7 +239,7 @@ class ShardedReader(Files):
             if size == nbytes:
                 return
             is_small = size < _MOST_FOREIGN_BYTES
-            if is_small and (text := core.described(core.Content.lent(read_all(place)))):
+            if is_small and (text := core.described(core.Content.lent(place.read_bytes()))):
                 raise CorruptionError(f"{name} is {text}")
             raise CorruptionError(
                 f"{name} has the wrong size: expected {nbytes} bytes, found {size}"
@@ -249,7 +248,7 @@ class ShardedReader(Files):
         salvages = self._options["salvage"]
         if self.is_local and not salvages:  # before reading its end, which would be misleading
             with contextlib.suppress(FileNotFoundError):
-                check_size(size_of(place))
+                check_size(place.nbytes())
         try:
             left = None if self._max_size is None else max(0, self._max_size - self.inflated)
             file = Reader.open(place, **(self._options | {"max_size": left}), regular=True)
@@ -282,7 +281,7 @@ class ShardedReader(Files):
     def gone(self, name: str) -> CorruptionError:
         """Returns the error for a missing file, by its name in the directory."""
         with contextlib.suppress(FileNotFoundError, DecodeError):
-            if read_all(self._place(MANIFEST)) != self._data:
+            if self._place(MANIFEST).read_bytes() != self._data:
                 return ReplacedError("the checkpoint was replaced by another save: open it again")
         return CorruptionError(
             f"{name} is missing: copy it, too, or read the other leaves with "

@@ -16,7 +16,7 @@ import treepack._core as core
 from treepack._src.interop import jax as _jax
 from treepack._src.printable import printable, warn
 from treepack._src.registry.static import metadata_in
-from treepack._src.storage.place import shown
+from treepack._src.storage.address import Address
 from treepack.errors import TreepackError
 
 # The name of the manifest, which makes a directory a checkpoint.
@@ -61,9 +61,9 @@ def digests_in(catalog: core.Catalog) -> dict[str, bytes]:
 
 def warn_of_part(source: Any) -> None:
     """Warns of a path that is one file of a sharded checkpoint: it has parts of arrays."""
-    if isinstance(source, str) and FILE.fullmatch(os.path.basename(source)):  # noqa: PTH119
+    if isinstance(source, Address) and FILE.fullmatch(os.path.basename(source)):  # noqa: PTH119
         warn(
-            f"{printable(shown(source))!r} is one file of a sharded checkpoint, with parts of its "
+            f"{printable(source.shown)!r} is one file of a sharded checkpoint, with parts of its "
             "arrays: pass its directory, or if the manifest is lost treepack.open(directory, "
             "salvage=True)"
         )

@@ -16,9 +16,9 @@ from treepack._src.elsewhere import advised
 from treepack._src.options import Progress, Status, StorageOptions, progress_bar
 from treepack._src.paths import Room
 from treepack._src.printable import path_end, shortened
+from treepack._src.storage.address import Address
 from treepack._src.storage.content import Openable, record_of_patch
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import resolved
 from treepack.errors import (
     NewerVersionError,
     TreepackError,
@@ -191,7 +191,7 @@ def verify(
       >>> treepack.verify(path).corrupt
       ['w']
     """
-    source = resolved(source, storage_options)
+    source = Address.or_data(source, storage_options)
 
     def attempt() -> Verification:
         with (

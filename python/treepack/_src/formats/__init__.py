@@ -22,7 +22,7 @@ from treepack._src.options import Buffer, Export, Progress, Saved, Writing, no_c
 SEPARATOR = "."
 """The separator between the keys of a path in the name of an array, by default."""
 
-Look = Callable[[str | os.PathLike[str]], list[str]]
+Look = Callable[[Any], list[str]]
 """Returns the names in a directory."""
 
 Write = Callable[[Progress], None]
@@ -83,7 +83,7 @@ class Format:
         raise NotImplementedError
 
     def find(
-        self, path: str | os.PathLike[str], names: Sequence[str], *, has_checkpoint: bool
+        self, path: Any, names: Sequence[str], *, has_checkpoint: bool
     ) -> Callable[..., Any] | None:
         """Returns a function that opens a directory, of the options of a `Reader`.
 
@@ -97,15 +97,15 @@ class Format:
         """
         return None
 
-    def describe(self, path: str | os.PathLike[str], look: Look) -> str | None:
+    def describe(self, path: Any, look: Look) -> str | None:
         """Describes a directory of this format that cannot be opened, with a remedy."""
         return None
 
-    def is_run(self, path: str | os.PathLike[str]) -> bool:
+    def is_run(self, path: Any) -> bool:
         """Returns whether a directory has checkpoints of this format by steps."""
         return False
 
-    def check(self, path: str, export: Export, options: Mapping[str, Any]) -> None:
+    def check(self, path: Any, export: Export, options: Mapping[str, Any]) -> None:
         """Raises a ValueError for options of `save` that do not apply to this format."""
         if any(options.get(name) not in (None, False) for name in ("compress", "level", "align")):
             raise ValueError(
@@ -113,7 +113,7 @@ class Format:
                 f"{self.name}: leave them out"
             )
 
-    def room(self, path: str) -> str | None:
+    def room(self, path: Any) -> Any:
         """Returns the directory for what processes exchange while they save to a path together.
 
         `None` if a single process saves in this format.
@@ -126,7 +126,7 @@ class Format:
 
     def write(
         self,
-        path: str,
+        path: Any,
         leaves: Leaves,
         metadata: Mapping[str, str] | None,
         writing: Writing,
@@ -177,7 +177,7 @@ def of_content(data: core.Content | Buffer) -> Format | None:
 
 
 def in_directory(
-    path: str | os.PathLike[str], names: Sequence[str], *, has_checkpoint: bool
+    path: Any, names: Sequence[str], *, has_checkpoint: bool
 ) -> Callable[..., Any] | None:
     """Returns the function that opens a directory, or `None`; see `Format.find`."""
     for each in known():
@@ -186,7 +186,7 @@ def in_directory(
     return None
 
 
-def is_run(path: str | os.PathLike[str]) -> bool:
+def is_run(path: Any) -> bool:
     """Returns whether a directory has checkpoints of a format by steps."""
     return any(each.is_run(path) for each in known())
 

@@ -27,9 +27,8 @@ from treepack._src.options import Saved, Tell, Writing
 from treepack._src.pytree.leaves import classify
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.saving.sharded import ShardedWrite, is_distributed
+from treepack._src.storage.address import Address
 from treepack._src.storage.deferred import Deferred
-from treepack._src.storage.entries import remove
-from treepack._src.storage.place import absolute, joined
 from treepack.errors import BusyError, TreepackError
 
 HIDDEN = ".shards"
@@ -71,7 +70,7 @@ class Exchange:
 
     def __init__(
         self,
-        directory: str,
+        directory: Address,
         tree: Any,
         saved: Saved,
         *,
@@ -88,7 +87,7 @@ class Exchange:
           snapshot: Whether arrays may change before `opened`.
           threads: The maximum number of threads that copy.
         """
-        self._path = joined(absolute(directory), HIDDEN)
+        self._path = directory.absolute() / HIDDEN
         self._later: list[Later] = []
         self.tree: Any = {}
         arrays: dict[str, Any] = {}
@@ -159,7 +158,7 @@ class Exchange:
         finally:
             if self.index == 0:
                 with contextlib.suppress(OSError):  # the next save removes it
-                    remove(self._path)
+                    self._path.remove()
 
     def _fail(self, error: BaseException) -> None:
         """Sends the error of the second round to all others."""
@@ -210,7 +209,7 @@ class Exchange:
 
 
 def exchange_of(
-    directory: str | None, tree: Any, saved: Saved, *, snapshot: bool, threads: int | None
+    directory: Address | None, tree: Any, saved: Saved, *, snapshot: bool, threads: int | None
 ) -> Exchange | None:
     """Returns the exchange of a save by several processes; `None` if this one saves alone.
 

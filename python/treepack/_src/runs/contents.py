@@ -26,6 +26,7 @@ from treepack._src.checkpoint.sharded import ShardedReader
 from treepack._src.options import Saved
 from treepack._src.printable import short_repr
 from treepack._src.registry.static import metadata_in
+from treepack._src.storage.address import Address
 from treepack._src.storage.naming import naming
 from treepack.errors import (
     CorruptionError,
@@ -253,7 +254,7 @@ def _item(own: Mapping[str, Any]) -> Any:
 
 @contextlib.contextmanager
 def opened(
-    path: str, step: int, *, is_directory: bool = False, is_whole: bool = False, **options: Any
+    path: Address, step: int, *, is_directory: bool = False, is_whole: bool = False, **options: Any
 ) -> Iterator[Contents]:
     """Yields the checkpoint of a step. Its errors name the file.
 

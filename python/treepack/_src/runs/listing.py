@@ -9,8 +9,7 @@ from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.printable import utc
 from treepack._src.runs.contents import is_damage, opened
 from treepack._src.runs.steps import CheckpointEntry, Folder
-from treepack._src.storage.entries import entries
-from treepack._src.storage.place import joined
+from treepack._src.storage.address import Address
 from treepack.errors import CorruptionError
 
 # The prefixes of `treepack.Series`, flax's checkpoints and Orbax's managers.
@@ -48,9 +47,9 @@ class Run:
       paths: The paths of its checkpoints.
     """
 
-    def __init__(self, path: str, folder: Folder):
+    def __init__(self, path: Address, folder: Folder):
         self._folder, self._listing = folder, folder.listing()
-        self.paths = [joined(path, entry.name) for entry in self._listing.numbered().values()]
+        self.paths = [path / entry.name for entry in self._listing.numbered().values()]
 
     def checkpoints(self) -> list[Checkpoint]:
         """Describes the checkpoints. Only their records are read and checked."""
@@ -89,17 +88,18 @@ def run_at(path: str, prefix: str | None = None) -> Run | None:
 
     Without a prefix of its names, it finds those of the libraries.
     """
+    place = Address.of(path)
     begins = _PREFIXES if prefix is None else (prefix,)
-    folders = {begin: Folder.of(path, begin) for begin in begins}
+    folders = {begin: Folder.of(place, begin) for begin in begins}
     # A prefix may name a directory inside; prefixes of libraries do not.
     try:
-        names = {entry.name for entry in entries(folders[begins[0]].directory)}
+        names = {entry.name for entry in folders[begins[0]].directory.entries()}
     except NotADirectoryError:
         return None
     if MANIFEST in names:
         return None
     for begin, folder in folders.items():
         is_run = any(folder.step(name) is not None for name in names)
-        if is_run and (begin or prefix is not None or formats.is_run(path)):
-            return Run(path, folder)
+        if is_run and (begin or prefix is not None or formats.is_run(place)):
+            return Run(place, folder)
     return None

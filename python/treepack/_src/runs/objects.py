@@ -13,12 +13,11 @@ import treepack._core as core
 from treepack._src.options import Opening, StorageOptions
 from treepack._src.saving.lease import FILE as LEASE
 from treepack._src.saving.lease import Permit, leased
+from treepack._src.storage.address import Address, Location
 from treepack._src.storage.content import read_whole
-from treepack._src.storage.entries import entries, remove_dead, remove_files, versioned
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import Location, fixed_directory, joined, shown
 from treepack._src.storage.store import ConditionError
-from treepack._src.storage.write import pieces, write_content
+from treepack._src.storage.write import pieces
 from treepack.errors import CorruptionError
 
 T = TypeVar("T")
@@ -35,12 +34,12 @@ class Objects:
 
     def __init__(self, path: Location, head: str, names: str, storage_options: StorageOptions):
         """Takes the name of the head, and a pattern of the names of objects."""
-        self._path = fixed_directory(path, storage_options)
-        self._head, self._names = head, names
+        self._path = Address.of(path, storage_options).fixed()
+        self._head, self._name, self._names = self._path / head, head, names
         self._permit = Permit()
 
     def __str__(self) -> str:
-        return shown(self._path)
+        return self._path.shown
 
     def head(self, parse: Callable[[bytes], T]) -> tuple[T | None, bytes | None, Any]:
         """Reads the head; errors of `parse` name it.
@@ -48,8 +47,8 @@ class Objects:
         Returns:
           The result of `parse` and the bytes, or `None`, and their version in the store.
         """
-        data, version = versioned(self._path, self._head)
-        with naming(joined(self._path, self._head)):
+        data, version = self._head.versioned()
+        with naming(self._head):
             return None if data is None else parse(data), data, version
 
     @contextlib.contextmanager
@@ -65,7 +64,7 @@ class Objects:
 
     def replace_head(self, data: bytes, version: Any, *, durable: bool) -> None:
         """Replaces the head if it still has a version; within `leased`."""
-        self._permit.commit(joined(self._path, self._head), data, version, durable=durable)
+        self._permit.commit(self._head, data, version, durable=durable)
 
     def read(
         self,
@@ -85,7 +84,7 @@ class Objects:
         Raises:
           CorruptionError: If it differs from `expected`.
         """
-        path = joined(self._path, name)
+        path = self._path / name
         with naming(path):
             content = read_whole(path, Opening(mmap=False, base=base, max_size=max_size))
             if expected is not None and expected != (content.nbytes, sum_of(content)):
@@ -97,19 +96,19 @@ class Objects:
 
     def write(self, name: str, content: core.Content, *, durable: bool) -> None:
         """Writes an object."""
-        write_content(joined(self._path, name), content, durable=durable)
+        (self._path / name).write_content(content, durable=durable)
 
     def remove_others(self, kept: Collection[str]) -> None:
         """Removes all objects except some, and the temporary files of killed writers."""
-        others = "|".join((self._names, *map(re.escape, (self._head, LEASE))))
+        others = "|".join((self._names, *map(re.escape, (self._name, LEASE))))
         temporary = re.compile(rf"\.(?:{others})\.treepack-.*\.tmp")
         gone = []
-        for name in (entry.name for entry in entries(self._path)):
+        for name in (entry.name for entry in self._path.entries()):
             if re.fullmatch(self._names, name) and name not in kept:
-                gone.append(joined(self._path, name))
+                gone.append(name)
             elif temporary.fullmatch(name):
-                remove_dead(joined(self._path, name))
-        remove_files(*gone)
+                (self._path / name).remove_dead()
+        self._path.remove_files(gone)
 
 
 def sum_of(content: core.Content) -> int:

@@ -14,18 +14,8 @@ from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.options import StorageOptions
 from treepack._src.saving.checkpoints import claimed, remove_unfinished
 from treepack._src.saving.directory import has_other_files, interrupted, is_unfinished, warn_of_kept
-from treepack._src.storage.content import is_special, read_all
-from treepack._src.storage.entries import (
-    entries,
-    is_local,
-    listed,
-    remove,
-    remove_dead,
-    remove_files,
-)
-from treepack._src.storage.place import Location, absolute, fixed_directory, joined, real
+from treepack._src.storage.address import Address, Location
 from treepack._src.storage.store import Entry
-from treepack._src.storage.write import write_small
 
 T = TypeVar("T")
 
@@ -70,24 +60,24 @@ class Folder:
       begin: The prefix of the names.
     """
 
-    def __init__(self, directory: str, prefix: str):
+    def __init__(self, directory: Address, prefix: str):
         inner, self.begin = os.path.split(prefix)
-        self.directory = joined(directory, inner) if inner else directory
+        self.directory = directory / inner if inner else directory
 
     @classmethod
     def of(cls, location: Location, prefix: str, storage_options: StorageOptions = None) -> Self:
         """Returns one by a path that the working directory does not change."""
-        return cls(fixed_directory(location, storage_options), prefix)
+        return cls(Address.of(location, storage_options).fixed(), prefix)
 
     @property
     def is_local(self) -> bool:
         """Whether the directory is one of the system."""
-        return is_local(self.directory)
+        return self.directory.is_local
 
     @property
-    def real(self) -> str:
+    def real(self) -> Address:
         """The URL of the directory, or its path with links resolved."""
-        return real(self.directory)
+        return self.directory.real()
 
     @property
     def is_interrupted(self) -> bool:
@@ -101,17 +91,17 @@ class Folder:
     def name(self, step: object) -> str:
         return f"{self.begin}{step}"
 
-    def path(self, name: str) -> str:
-        return joined(self.directory, name)
+    def path(self, name: str) -> Address:
+        return self.directory / name
 
     def fixed(self) -> Self:
         """Returns the same folder, by a path that the working directory does not change."""
-        directory = absolute(self.directory)
+        directory = self.directory.absolute()
         return self if directory == self.directory else type(self)(directory, self.begin)
 
     def inside(self, name: str = "") -> list[Entry] | None:
         """Returns the entries in a checkpoint, or in the directory; `None` if it is a file."""
-        return listed(self.path(name) if name else self.directory)
+        return (self.path(name) if name else self.directory).listed()
 
     def pin(self, name: str) -> None:
         """Writes the file that pins a checkpoint."""
@@ -119,18 +109,18 @@ class Folder:
 
     def write(self, name: str, data: bytes) -> None:
         """Writes a small file."""
-        write_small(self.path(name), data, durable=True)
+        self.path(name).write_bytes(data, durable=True)
 
     def read(self, name: str) -> bytes | None:
         """Reads a small file; `None` if it is missing."""
         try:
-            return read_all(self.path(name))
+            return self.path(name).read_bytes()
         except FileNotFoundError:
             return None
 
     def remove(self, name: str) -> None:
         """Removes a checkpoint, whatever it is."""
-        remove(self.path(name))
+        self.path(name).remove()
 
     def step(self, name: str) -> int | None:
         """Returns the step in a name that is the prefix and an integer; `None` for other names."""
@@ -139,7 +129,7 @@ class Folder:
         return int(text) if is_step else None
 
     def listing(self) -> Listing:
-        return Listing(self, entries(self.directory, hidden=self.begin.startswith(".")))
+        return Listing(self, self.directory.entries(hidden=self.begin.startswith(".")))
 
     def numbered(self) -> dict[int, CheckpointEntry]:
         """Returns the numbered entries of a new listing."""
@@ -162,7 +152,7 @@ class CheckpointEntry:
     def inside(self) -> list[Entry] | None:
         """Returns the entries in it, or `None` if it is a file."""
         if self.is_directory and self._inside is None:
-            self._inside = entries(self._folder.path(self.name))
+            self._inside = self._folder.path(self.name).entries()
         return self._inside
 
     @property
@@ -174,7 +164,7 @@ class CheckpointEntry:
     @property
     def is_special(self) -> bool:
         """Whether it is a pipe, a device or the like."""
-        return is_special(self._folder.path(self.name))
+        return self._folder.path(self.name).is_special()
 
     @property
     def is_foreign(self) -> bool:
@@ -246,13 +236,14 @@ class Listing:
         """
         path_of, kept, failed = self.folder.path, [], list[OSError]()
         directories = {entry.name for entry in self.entries if entry.is_directory}
-        for path, is_directory in ((path_of(name), name in directories) for name in gone):
+        for name in gone:
+            path = path_of(name)
             try:
-                if is_directory:
-                    remove_files(joined(path, MANIFEST))  # from here on it is no checkpoint
-                    remove(path)
+                if name in directories:
+                    path.remove_files([MANIFEST])  # from here on it is no checkpoint
+                    path.remove()
                 else:
-                    remove_files(path)
+                    self.folder.directory.remove_files([name])
             except PermissionError:
                 kept.append(path)
             except OSError as error:
@@ -265,7 +256,7 @@ class Listing:
             remove_unfinished(path_of(name))
         for name in (entry.name for entry in self.entries):
             if name.startswith(f".{self.folder.begin}") and _TEMPORARY.fullmatch(name):
-                remove_dead(path_of(name))
+                path_of(name).remove_dead()
         if failed:
             raise failed[0]
 

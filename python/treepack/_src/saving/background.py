@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from treepack._src.elsewhere import Hinting
 from treepack._src.options import Progress, progress_bar
 from treepack._src.printable import Completing
-from treepack._src.storage.place import absolute, real, shown
+from treepack._src.storage.address import Address
 from treepack._src.tasks import Milestone, Thread
 from treepack.errors import TreepackError
 
@@ -51,7 +51,7 @@ class LoggedFuture(Future[T], metaclass=Completing):
         """`name` names the destination in messages."""
         super().__init__()
         self.set_running_or_notify_cancel()  # it cannot be cancelled
-        self._name = name
+        self.name = name
         self._works = [work]  # popped, so that it is not kept alive afterwards
         self._claims: dict[str, tuple[int]] = {}  # the thread that runs it
         self._end = Milestone()
@@ -84,9 +84,9 @@ class LoggedFuture(Future[T], metaclass=Completing):
             del work
             traceback.clear_frames(error.__traceback__)  # they hold the arrays
             if _ends:  # `finalize` has ended, too
-                _log(self._name, repr(error))
+                _log(self.name, repr(error))
             else:
-                self._unretrieved = weakref.finalize(self, _log, self._name, repr(error))
+                self._unretrieved = weakref.finalize(self, _log, self.name, repr(error))
             self._fail(error)
         else:
             del work  # and the arrays with it, before any wait ends
@@ -159,7 +159,7 @@ class LoggedFuture(Future[T], metaclass=Completing):
         if not self.done():
             self._fail(
                 TreepackError(
-                    f"the parent process continues to save {self._name}: wait for it there"
+                    f"the parent process continues to save {self.name}: wait for it there"
                 )
             )
 
@@ -189,9 +189,9 @@ class Saving(Hinting, LoggedFuture[None]):
       {'w': Array([1., 1., 1.], dtype=float32)}
     """
 
-    def __init__(self, path: str, write: Write, progress: Progress):
-        super().__init__(shown(path), functools.partial(self._write, write, progress))
-        self.path = path
+    def __init__(self, path: Address, write: Write, progress: Progress):
+        super().__init__(path.shown, functools.partial(self._write, write, progress))
+        self.path = path.plain
         self.progress: tuple[int, int] = (0, 0)
 
     def result(self, timeout: float | None = None) -> None:
@@ -223,9 +223,9 @@ class Saving(Hinting, LoggedFuture[None]):
         if not self.done():
             done, total = self.progress
             progress = f"{done} of {total} bytes" if total else "waits for earlier saves"
-            return f"<treepack.Saving {self._name!r}: {progress}>"
+            return f"<treepack.Saving {self.name!r}: {progress}>"
         outcome = "saved" if self._error is None else repr(self._error)
-        return f"<treepack.Saving {self._name!r}: {outcome}>"
+        return f"<treepack.Saving {self.name!r}: {outcome}>"
 
     def _write(self, write: Write, progress: Progress) -> None:
         with progress_bar(progress, "save") as tell:
@@ -262,7 +262,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def run(
-    path: str | os.PathLike[str],
+    path: Address,
     write: Write,
     progress: Progress,
     *,
@@ -290,9 +290,9 @@ def run(
             wait_at(place)
         write(progress)
         return None
-    saving = Saving(os.fspath(path), write, progress)
+    saving = Saving(path, write, progress)
     del write  # so that no reference remains after the call
-    begin(place or real(path), saving, at_once=at_once, abandon=abandon)
+    begin(place or path.real(), saving, at_once=at_once, abandon=abandon)
     return saving
 
 
@@ -383,11 +383,11 @@ def is_saving() -> bool:
     return bool(_under_way)
 
 
-def wait_for(path: str | os.PathLike[str]) -> None:
+def wait_for(path: Address) -> None:
     """Waits until current saves to a path have ended."""
-    absolute(path)  # raises if the working directory was removed
+    path.absolute()  # raises if the working directory was removed
     if _under_way:  # to resolve links takes as long as to save a small file
-        wait_at(real(path))
+        wait_at(path.real())
 
 
 def wait_at(place: Hashable, until: LoggedFuture[Any] | None = None) -> None:

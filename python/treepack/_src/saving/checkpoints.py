@@ -20,10 +20,7 @@ from treepack._src.saving.directory import LocalDirectory, directory_at
 from treepack._src.saving.layout import file_layout
 from treepack._src.saving.lease import OwnBusyError
 from treepack._src.saving.sharded import ShardedWrite
-from treepack._src.storage.content import read_all
-from treepack._src.storage.entries import link
-from treepack._src.storage.place import joined
-from treepack._src.storage.write import copy_file, save_layout
+from treepack._src.storage.address import Address
 from treepack._src.tasks import Milestone
 from treepack.errors import BusyError, CorruptionError, TreepackError
 
@@ -40,7 +37,7 @@ class FileWrite:
 
     leads = True
 
-    def __init__(self, path: str, tree: Any, saved: Saved, writing: Writing, *, snapshot: bool):
+    def __init__(self, path: Address, tree: Any, saved: Saved, writing: Writing, *, snapshot: bool):
         self._layouts = [file_layout(tree, saved, writing, snapshot=snapshot)]
         self._path, self._writing = path, writing
 
@@ -49,11 +46,11 @@ class FileWrite:
         self._layouts.clear()
 
     def __call__(self, progress: Progress, check: Callable[[], None] | None = None) -> None:
-        save_layout(self._layouts.pop(), self._path, self._writing, progress, check)
+        self._path.save(self._layouts.pop(), self._writing, progress, check)
 
 
 def encoded(
-    path: str, tree: Any, saved: Saved, writing: Writing, *, snapshot: bool
+    path: Address, tree: Any, saved: Saved, writing: Writing, *, snapshot: bool
 ) -> FileWrite | ShardedWrite:
     """Encodes a tree for a checkpoint; calling the result writes it."""
     kind = ShardedWrite if saved.sharded else FileWrite
@@ -61,7 +58,7 @@ def encoded(
 
 
 @contextlib.contextmanager
-def claimed(path: str) -> Iterator[Callable[[], None]]:
+def claimed(path: Address) -> Iterator[Callable[[], None]]:
     """Holds the lease of a local directory, so that no other job saves to it or removes from it.
 
     Yields a function that checks the lease. It waits for other threads of this process, except for
@@ -91,12 +88,12 @@ def claimed(path: str) -> Iterator[Callable[[], None]]:
 
 
 def copy_checkpoint(
-    source: str,
-    target: str,
+    source: Address,
+    target: Address,
     check: Callable[[], None],
     *,
     is_directory: bool,
-    earlier: Callable[[], str | None] = lambda: None,
+    earlier: Callable[[], Address | None] = lambda: None,
 ) -> None:
     """Copies a local checkpoint, in one commit.
 
@@ -112,9 +109,9 @@ def copy_checkpoint(
       CorruptionError: If the size of a file differs from the manifest.
     """
     if not is_directory:
-        copy_file(source, target, check)
+        source.copy_to(target, check)
         return
-    data = read_all(joined(source, MANIFEST))
+    data = (source / MANIFEST).read_bytes()
     files = core.Manifest.decode(data).files
     has_linked = len({save_of(name) for name, _, _ in files}) > 1
     before = earlier() if has_linked else None
@@ -127,13 +124,12 @@ def copy_checkpoint(
             if before is not None and file in there:
                 directory.linked.add(name)
                 with contextlib.suppress(OSError, NotImplementedError):  # then it is copied
-                    link(joined(before, name), directory.file(name), durable=True)
+                    (before / name).link_to(directory.file(name), durable=True)
                     continue
-            nbytes = copy_file(joined(source, name), directory.file(name))
+            nbytes = (source / name).copy_to(directory.file(name))
             if nbytes != expected:
                 raise CorruptionError(
-                    f"{joined(source, name)} has the wrong size: expected {expected} bytes, "
-                    f"found {nbytes}"
+                    f"{source / name} has the wrong size: expected {expected} bytes, found {nbytes}"
                 )
         directory.commit(data, directory.names(), durable=True)
     finally:
@@ -141,17 +137,17 @@ def copy_checkpoint(
         directory.release()
 
 
-def _files_of(path: str) -> Sequence[tuple[str, int, int]]:
+def _files_of(path: Address) -> Sequence[tuple[str, int, int]]:
     """Returns the files of a checkpoint; none if it is a file, or is missing or damaged."""
     with contextlib.suppress(OSError, TreepackError):
         files: Sequence[tuple[str, int, int]] = core.Manifest.decode(
-            read_all(joined(path, MANIFEST))
+            (path / MANIFEST).read_bytes()
         ).files
         return files
     return ()
 
 
-def remove_unfinished(path: str) -> None:
+def remove_unfinished(path: Address) -> None:
     """Removes the directory of a killed save as far as possible, unless another job saves to it.
 
     In a store, where the state is unknown, it stays.

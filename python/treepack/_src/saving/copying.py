@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -30,9 +29,9 @@ from treepack._src.pytree.references import reference_text
 from treepack._src.pytree.state_dict import leaves_of, map_leaves
 from treepack._src.restore.report import ABSENT
 from treepack._src.saving.layout import file_layout, plain_layout
+from treepack._src.storage.address import Address
 from treepack._src.storage.deferred import Computed, Deferred, elements_of
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import has_flax_suffix, real, shown
 from treepack.errors import CorruptionError, DecodeError, NewerVersionError, TreepackError
 
 
@@ -120,7 +119,7 @@ class Copy(NamedTuple):
             tree = chosen(self.tree, select, exclude, where="file")
         return self._replace(tree=tree, record=None)
 
-    def check(self, place: str) -> None:
+    def check(self, place: Address) -> None:
         """Checks that all leaves are there, and that the file may be saved at a place.
 
         Raises:
@@ -129,9 +128,9 @@ class Copy(NamedTuple):
           CorruptionError: If a leaf is damaged.
         """
         for read in (self.reader.given, self.reader.base):
-            if isinstance(read, (str, os.PathLike)) and real(read) == real(place):
+            if isinstance(read, Address) and read.real() == place.real():
                 raise ValueError(
-                    f"the target {shown(place)} is the file to read: pass another, then move it"
+                    f"the target {place.shown} is the file to read: pass another, then move it"
                 )
         with naming(self.reader.given):
             for text, paths in self.references().items():
@@ -165,13 +164,13 @@ class Copy(NamedTuple):
         """Returns a copy whose float arrays have another dtype, unless it is `None`."""
         return self if dtype is None else self._replace(tree=_cast(self.tree, dtype))
 
-    def layout(self, path: str, writing: Writing) -> core.Layout:
+    def layout(self, path: Address, writing: Writing) -> core.Layout:
         """Lays out a file of msgpack in the form that its suffix stands for.
 
         `.treepack` files have a record, a new one if necessary. `.msgpack` files have none, as flax
         writes them. Other files have a record if the source has one.
         """
-        is_plain = has_flax_suffix(path)  # structs of flax reject unknown keys
+        is_plain = path.has_flax_suffix  # structs of flax reject unknown keys
         is_ours = path.lower().removesuffix(".gz").endswith(".treepack")
         record = None if is_plain else self.record
         if record is None and not is_plain and (is_ours or self.described):

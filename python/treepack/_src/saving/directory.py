@@ -31,12 +31,10 @@ from treepack._src.printable import utc, warn
 from treepack._src.registry.static import metadata_in
 from treepack._src.saving.lease import FILE as LEASE
 from treepack._src.saving.lease import Lease, OwnBusyError
+from treepack._src.storage.address import Address
 from treepack._src.storage.content import open_parts
-from treepack._src.storage.entries import entries, versioned
 from treepack._src.storage.naming import name_file, naming
-from treepack._src.storage.place import joined, real, shown
 from treepack._src.storage.store import ConditionError
-from treepack._src.storage.stores import remote_store, store_of
 from treepack.errors import BusyError, DecodeError
 
 _SHARD_FILE = re.compile(rf"{NAME}|\.({NAME}|(lease|manifest)\.treepack)\.treepack-.*\.tmp")
@@ -89,13 +87,13 @@ class Written(NamedTuple):
 _claimed: dict[int, weakref.ref[Directory]] = {}
 
 
-def interrupted(path: str | os.PathLike[str]) -> list[Directory]:
+def interrupted(path: Address) -> list[Directory]:
     """Returns the claims of a directory by saves that a signal handler in this thread interrupted.
 
     They continue after the handler's save, which therefore spares their files, and replace its
     checkpoint.
     """
-    mine = real(path), threading.get_ident()
+    mine = path.real(), threading.get_ident()
     claims = (claim() for claim in _claimed.copy().values())
     return [claim for claim in claims if claim is not None and claim.claimed == mine]
 
@@ -113,7 +111,7 @@ class Directory(abc.ABC):
       linked: The names of files that the save links from another directory.
     """
 
-    def __init__(self, path: str | os.PathLike[str]):
+    def __init__(self, path: Address):
         self._path = path
         self.claimed: tuple[str, int] | None = None
         self.linked: set[str] = set()
@@ -124,10 +122,10 @@ class Directory(abc.ABC):
         self._interrupted: list[Directory] = []
 
     def __str__(self) -> str:
-        return shown(self._path)
+        return self._path.shown
 
-    def file(self, name: str) -> str:
-        return joined(self._path, name)
+    def file(self, name: str) -> Address:
+        return self._path / name
 
     def claim(self, name: str) -> None:
         """Begins a save with a name; `release` ends it.
@@ -136,7 +134,7 @@ class Directory(abc.ABC):
           BusyError: If another job is known to save to the directory.
         """
         self._interrupted = interrupted(self._path)
-        self._name, self.claimed = name, (real(self._path), threading.get_ident())
+        self._name, self.claimed = name, (self._path.real(), threading.get_ident())
         _claimed[id(self)] = weakref.ref(self)
         try:
             self._claim(name)
@@ -211,10 +209,10 @@ class Directory(abc.ABC):
 
     def _manifest(self) -> tuple[bytes | None, Any]:
         """Returns the content of the manifest, and its version, or that it is absent."""
-        return versioned(self._path, MANIFEST)
+        return (self._path / MANIFEST).versioned()
 
     def names(self) -> set[str]:
-        return {entry.name for entry in entries(self._path)}
+        return {entry.name for entry in self._path.entries()}
 
     def look(self, name: str) -> Written:
         """Reads the end of a file with shards.
@@ -256,7 +254,7 @@ def _hash_of(manifest: bytes | None) -> bytes | None:
 class LocalDirectory(Directory):
     """A local directory."""
 
-    def __init__(self, path: str | os.PathLike[str]):
+    def __init__(self, path: Address):
         super().__init__(path)
         self._lease, self._is_shared = Lease(Path(self._path)), False
 
@@ -343,9 +341,9 @@ class LocalDirectory(Directory):
 class RemoteDirectory(Directory):
     """A directory at a URL."""
 
-    def __init__(self, url: str):
-        super().__init__(url)
-        self._store, self._place = remote_store(url)
+    def __init__(self, path: Address):
+        super().__init__(path)
+        self._store, self._place = path.store()
         self._leftovers: set[str] = set()
 
     def _claim(self, name: str) -> None:
@@ -353,15 +351,8 @@ class RemoteDirectory(Directory):
         data, version = self._manifest()
         self._before = version, _hash_of(data)
         self._replaced = _files_of(data) or set()
-        if data is None and self._is_file():
+        if data is None and self._path.is_object():  # it would be read instead
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self))
-
-    def _is_file(self) -> bool:
-        """Returns whether a file has this name; it would be read instead of the directory."""
-        if self._place and self._store.has_conditions:  # file systems raise their own errors
-            with contextlib.suppress(OSError):  # usually it does not exist
-                return len(memoryview(self._store.range(self._place.rstrip("/"), 0, 1, None))) > 0
-        return False
 
     def _at(self, name: str) -> str:
         return f"{self._place.rstrip('/')}/{name}" if self._place else name
@@ -437,12 +428,12 @@ class RemoteDirectory(Directory):
         self._warn(kept)
 
 
-def warn_of_kept(paths: Sequence[str]) -> None:
+def warn_of_kept(paths: Sequence[Address]) -> None:
     """Warns about files that could not be deleted after a successful save."""
     more = f" and {len(paths) - _MOST_NAMES} more" if len(paths) > _MOST_NAMES else ""
     warn(
         "the save is complete, but there is no permission to delete the replaced files "
-        f"{', '.join(map(shown, paths[:_MOST_NAMES]))}{more}: delete them manually"
+        f"{', '.join(path.shown for path in paths[:_MOST_NAMES])}{more}: delete them manually"
     )
 
 
@@ -450,9 +441,8 @@ def warn_of_kept(paths: Sequence[str]) -> None:
 _MOST_NAMES = 10
 
 
-def directory_at(path: str | os.PathLike[str]) -> Directory:
-    store, place = store_of(path)
-    return LocalDirectory(place) if store.is_local else RemoteDirectory(os.fspath(path))
+def directory_at(path: Address) -> Directory:
+    return LocalDirectory(path) if path.is_local else RemoteDirectory(path)
 
 
 def writer() -> str:

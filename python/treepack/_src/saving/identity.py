@@ -10,15 +10,15 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
-import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import treepack._core as core
 from treepack._src.interop import jax as _jax
 from treepack._src.options import Buffer, Saved, Writing
+from treepack._src.storage.address import Address
 from treepack._src.storage.deferred import Deferred
-from treepack._src.storage.place import names_of, shown
+from treepack._src.storage.urls import shown
 
 # The maximum number of leaves, and of characters of their paths, that are compared one by one, to
 # name the leaves that differ.
@@ -115,7 +115,7 @@ _ANOTHER_TREE = (
 
 
 def identity_of(
-    path: str | os.PathLike[str],
+    path: Address,
     saved: Saved,
     writing: Writing,
     tree: int,
@@ -142,7 +142,7 @@ def identity_of(
     }
     skeleton = manifest.with_files(manifest.files)
     return Identity(
-        names_of(path),
+        path.spellings(),
         saved.step,
         options,
         "" if saved.metadata is None else _sum_of(core.encode_value(saved.metadata)),

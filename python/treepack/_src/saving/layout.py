@@ -19,9 +19,9 @@ from treepack._src.pytree.left_out import LeftOut
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.registry.code import is_code
 from treepack._src.registry.definitions import plain_parts
+from treepack._src.storage.address import Address
 from treepack._src.storage.content import is_source, not_a_base, whole_content
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import resolved
 
 
 class Chunks:
@@ -57,10 +57,10 @@ def base_of(base: Any, static: Static = "skip", max_size: int | None = None) -> 
     """
     if base is None:
         return None
-    base = resolved(base)
+    base = Address.or_data(base)
     if isinstance(base, list) and base and all(isinstance(frame, _FRAMES) for frame in base):
         base = b"".join(base)
-    if isinstance(base, (bytes, bytearray, memoryview, mmap.mmap, str, os.PathLike)):
+    if isinstance(base, (bytes, bytearray, memoryview, mmap.mmap, Address)):
         return whole_content(base, max_size)
     if isinstance(base, File):
         reader = place_of(base).reader

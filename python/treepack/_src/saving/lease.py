@@ -30,8 +30,8 @@ from typing import Any
 import treepack._core as core
 from treepack._src.calls import close, repeated, unlink
 from treepack._src.printable import utc
+from treepack._src.storage.address import Address
 from treepack._src.storage.naming import naming
-from treepack._src.storage.stores import store_of
 from treepack._src.tasks import Task, Thread
 from treepack.errors import BusyError
 
@@ -93,15 +93,14 @@ class Permit:
         if _about(data).get("name") != self._name:
             raise BusyError(f"the lease of process 0 on {self._directory} is gone: save again")
 
-    def commit(self, path: str, data: bytes, before: Any = None, *, durable: bool) -> None:
+    def commit(self, path: Address, data: bytes, before: Any = None, *, durable: bool) -> None:
         """Writes the small file that completes a save; see `Store.put`.
 
         Raises:
           BusyError: If another job took this process for dead.
         """
         self.check()
-        store, place = store_of(path)
-        store.put(place, data, before, durable=durable)
+        path.write_bytes(data, before, durable=durable)
 
 
 class Lease(Permit):
@@ -316,7 +315,7 @@ class Lease(Permit):
 
 
 @contextlib.contextmanager
-def leased(path: str, name: str) -> Iterator[Permit]:
+def leased(path: Address, name: str) -> Iterator[Permit]:
     """Keeps other jobs from saving to a local directory, which is made; stores have no lease.
 
     Yields the permit that completes the save.
@@ -328,11 +327,10 @@ def leased(path: str, name: str) -> Iterator[Permit]:
     Raises:
       BusyError: If another job does.
     """
-    store, place = store_of(path)
-    if not store.is_local:
+    if not path.is_local:
         yield Permit()
         return
-    directory = Path(place)
+    directory = Path(path)
     core.make_directories(directory)
     lease = Lease(directory)
     with naming(directory):

@@ -32,10 +32,8 @@ from treepack._src.interop import jax as _jax
 from treepack._src.printable import warn
 from treepack._src.pytree.leaves import finish_transfer, host_view, start_transfer
 from treepack._src.saving.directory import Directory
+from treepack._src.storage.address import Address
 from treepack._src.storage.deferred import Deferred
-from treepack._src.storage.entries import is_local, link
-from treepack._src.storage.place import joined, shown
-from treepack._src.storage.write import copy_file
 from treepack.errors import TreepackError
 
 # The maximum number of linked files of a process and step; with the two that it writes, 20.
@@ -128,7 +126,7 @@ class Step(NamedTuple):
       age: The number of steps before it in the run.
     """
 
-    path: str
+    path: Address
     files: dict[str, FileRow]
     sizes: dict[str, int]
     shards: dict[str, Stored]
@@ -202,17 +200,17 @@ class Linking:
     def __init__(self, full_every: int | None):
         self._full_every = full_every
         self.step: Step | None = None
-        self._resumed = ""
+        self._resumed: Address | None = None
         self._has_warned = False
 
-    def resume(self, path: str) -> None:
+    def resume(self, path: Address) -> None:
         """Sets the directory of the step that was resumed."""
         self.step, self._resumed = None, path
 
     def previous(self, parts: Sequence[Part]) -> Step | None:
         """Returns the files of the last step, or `None` if they are unknown."""
-        path, self._resumed = self._resumed, ""
-        if path:
+        path, self._resumed = self._resumed, None
+        if path is not None:
             with contextlib.suppress(OSError, TreepackError):  # removed, replaced or damaged
                 self.step = _read(path, parts)
         return self.step
@@ -254,7 +252,7 @@ class Linking:
         for name in last.worth_linking(parts, unchanged):
             directory.linked.add(name)
             with contextlib.suppress(OSError, NotImplementedError):  # then it is not linked
-                self._link(joined(last.path, name), directory.file(name), durable=durable)
+                self._link(last.path / name, directory.file(name), durable=durable)
                 numbers = [number for number, file in unchanged.items() if file == name]
                 done.update(numbers)
                 shards = [parts[number] for number in numbers]
@@ -262,25 +260,25 @@ class Linking:
                 step.add(last.files[name], shards, digests, last.sizes[name])
         return done
 
-    def _link(self, source: str, target: str, *, durable: bool) -> None:
+    def _link(self, source: Address, target: Address, *, durable: bool) -> None:
         try:
-            link(source, target, durable=durable)
+            source.link_to(target, durable=durable)
         except FileNotFoundError:
             raise
         except OSError as error:
-            if not is_local(source):
+            if not source.is_local:
                 raise
-            copy_file(source, target)
+            source.copy_to(target)
             if not self._has_warned:
                 self._has_warned = True
                 warn(
-                    f"{shown(target)} is a copy of an unchanged file, since it cannot be a hard "
+                    f"{target.shown} is a copy of an unchanged file, since it cannot be a hard "
                     f"link: {error.strerror}. Keep the run in a file system with hard links, or "
                     "pass unchanged='write'"
                 )
 
 
-def _read(path: str, parts: Sequence[Part]) -> Step | None:
+def _read(path: Address, parts: Sequence[Part]) -> Step | None:
     """Reads the records of the files that have these shards; `None` if they have no digests."""
     with contextlib.closing(ShardedReader(path)) as reader:
         about = about_in(reader.file(0).catalog)

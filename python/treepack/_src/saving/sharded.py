@@ -11,7 +11,6 @@ it, only one can commit (`directory.py`).
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -44,8 +43,7 @@ from treepack._src.saving.linking import (
     parts_of,
     probes_of,
 )
-from treepack._src.storage.place import absolute
-from treepack._src.storage.write import save_layout
+from treepack._src.storage.address import Address
 from treepack.errors import TreepackError
 
 
@@ -68,7 +66,7 @@ class ShardedWrite:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: Address,
         tree: Any,
         saved: Saved,
         writing: Writing,
@@ -76,7 +74,7 @@ class ShardedWrite:
         snapshot: bool,
     ):
         self.group: Group = Group(saved.timeout, step=saved.step)
-        self._path = absolute(path)  # the working directory may change
+        self._path = path.absolute()  # the working directory may change
         self._writing = writing
         try:
             self._prepare(path, tree, saved, snapshot=snapshot)
@@ -84,9 +82,7 @@ class ShardedWrite:
             self.abandon(error)
             raise
 
-    def _prepare(
-        self, path: str | os.PathLike[str], tree: Any, saved: Saved, *, snapshot: bool
-    ) -> None:
+    def _prepare(self, path: Address, tree: Any, saved: Saved, *, snapshot: bool) -> None:
         """Plans the files of all processes, and encodes the shards of this one."""
         index, count = self.group.index, self.group.count
         whole = described_layout(
@@ -245,7 +241,7 @@ class ShardedWrite:
         if layout is None:
             return None
         file = file_name(name, self.group.index)
-        save_layout(layout, directory.file(file), self._writing, progress)
+        directory.file(file).save(layout, self._writing, progress)
         del layout
         return directory.look(file)
 
@@ -283,7 +279,7 @@ class ShardedWrite:
             file = file_name(name, index, place)
             shards = [(part.keys, part.data) for part in ours]
             layout = self._laid(shards, digests=True, age=step.age, **more)
-            save_layout(layout, directory.file(file), self._writing, progress)
+            directory.file(file).save(layout, self._writing, progress)
             del layout, shards
             written, catalog = directory.read(file)
             step.add(written[:3], ours, digests_in(catalog))

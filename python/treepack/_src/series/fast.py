@@ -35,7 +35,7 @@ from treepack._src.series.writing import (
     has_saved,
     room_for,
 )
-from treepack._src.storage.place import shown
+from treepack._src.storage.address import Address
 from treepack.errors import TreepackError
 
 FILE = "fast.treepack"
@@ -71,7 +71,7 @@ class Fast:
         self._saved = self._copied = -1  # the last step that was saved here, and that was copied
 
     def __str__(self) -> str:
-        return shown(self.checkpoints.folder.directory)
+        return self.checkpoints.folder.directory.shown
 
     def save(self, commit: Commit, progress: Progress) -> None:
         """Saves a checkpoint here, and begins to copy it.
@@ -125,7 +125,7 @@ class Fast:
         if (mine is None and self.checkpoints.steps()) or mine not in (None, run):
             raise TreepackError(
                 f"the fast directory {self} has checkpoints of another run than "
-                f"{shown(durable.directory)}, or of a run that was removed: pass another "
+                f"{durable.directory.shown}, or of a run that was removed: pass another "
                 "directory, or remove this one if they are not needed"
             )
         if bind:
@@ -163,7 +163,7 @@ class Fast:
     def _begin(self) -> None:
         if any(not copying.has_looked and not copying.done() for copying in self._copies):
             return
-        copying = _Copying(shown(self._durable.folder.directory), lambda: self._copy_all(copying))
+        copying = _Copying(self._durable.folder.directory.shown, lambda: self._copy_all(copying))
         begin(self._place, copying, waits=False)
         self._copies.append(copying)
 
@@ -187,7 +187,7 @@ class Fast:
         for copying in self._take(are_done=True):
             if copying.has_unretrieved_error:
                 warn(
-                    f"{self} could not be copied to {shown(self._durable.folder.directory)}: "
+                    f"{self} could not be copied to {self._durable.folder.directory.shown}: "
                     f"{copying.exception()!r}; later saves try again"
                 )
 
@@ -255,7 +255,7 @@ class Fast:
             has_saved(self._durable, summary, self._keep, check)
         self._copied = step
 
-    def _before(self, step: int) -> str | None:
+    def _before(self, step: int) -> Address | None:
         """Returns the last durable checkpoint up to a step, or `None`."""
         steps = [at for at in self._durable.steps() if at <= step]
         return self._durable.path(steps[-1]) if steps else None
@@ -338,7 +338,7 @@ class Fast:
         if dropped := [summary.step for summary in left[:-1]]:
             warn(
                 f"{self} is full: removed steps {', '.join(map(str, dropped))}, perhaps before "
-                f"they were copied to {shown(self._durable.folder.directory)}"
+                f"they were copied to {self._durable.folder.directory.shown}"
             )
         self._remove([summary.step for summary in there if summary not in left[-1:]])
 

@@ -28,7 +28,7 @@ from treepack._src.runs.objects import Objects, sum_of
 from treepack._src.runs.steps import checked
 from treepack._src.saving.layout import encodings
 from treepack._src.series.published import HEAD, OBJECT, Anchor, Head, LoadedVersion, Version
-from treepack._src.storage.place import Location
+from treepack._src.storage.address import Location
 from treepack._src.tasks import Turns
 from treepack.errors import BusyError, CorruptionError, TreepackError
 

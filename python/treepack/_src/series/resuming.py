@@ -24,7 +24,6 @@ from treepack._src.runs.contents import is_damage, opened
 from treepack._src.runs.steps import CheckpointEntry
 from treepack._src.series.fast import Fast
 from treepack._src.series.writing import Checkpoints
-from treepack._src.storage.place import shown
 from treepack.errors import CorruptionError, OthersError, TreepackError
 
 # The number of retries if a checkpoint is removed while it is read, since later ones are saved.
@@ -97,7 +96,7 @@ class Resuming:
             self.fast.check()
         meeting = _meeting(self.timeout)
         loaded = self._lead(meeting) if self._index == 0 else self._follow(meeting)
-        directory = shown(self.checkpoints.folder.directory)
+        directory = self.checkpoints.folder.directory.shown
         if loaded is None and not self.skipped and self._index == 0:
             self._warn_of_others(directory)
         for step, error in self.skipped:
@@ -148,7 +147,7 @@ class Resuming:
             return None
         errors = "; ".join(f"step {step}: {error}" for step, error in self.skipped)
         raise CorruptionError(
-            f"no checkpoint in {shown(self.checkpoints.folder.directory)} is whole: {errors}. "
+            f"no checkpoint in {self.checkpoints.folder.directory.shown} is whole: {errors}. "
             "Copy the intact leaves with `treepack salvage`, or begin a run in another directory"
         )
 
@@ -174,7 +173,7 @@ class Resuming:
         """Removes a step that another directory has intact from the skipped ones."""
         for skipped, error in self.skipped:
             if skipped == step and not isinstance(error, UnfinishedError):
-                warn(f"step {step} is taken from {shown(checkpoints.path(step))}: {error}")
+                warn(f"step {step} is taken from {checkpoints.path(step).shown}: {error}")
         self.skipped = [pair for pair in self.skipped if pair[0] != step]
 
     def _load(self, step: int, checkpoints: Checkpoints, is_directory: bool) -> Loaded:

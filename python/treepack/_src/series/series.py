@@ -34,7 +34,7 @@ from treepack._src.series.keep import Keep, best_steps, check_mode, quoted
 from treepack._src.series.preemption import Preemption
 from treepack._src.series.resuming import Resuming
 from treepack._src.series.writing import Checkpoints, Commit
-from treepack._src.storage.place import Location, shown
+from treepack._src.storage.address import Location
 from treepack.errors import TreepackError
 
 T = TypeVar("T")
@@ -317,7 +317,7 @@ class Series(Hinting):
         With `fast=`, the copy in `path` once it exists, and until then the checkpoint in `fast`.
         """
         step = _checked(step)
-        return (self._checkpoints if self._fast is None else self._fast.holder(step)).path(step)
+        return self._holder(step).path(step).plain
 
     @advised
     def metrics(self, step: int) -> dict[str, float]:
@@ -476,7 +476,7 @@ class Series(Hinting):
     def __repr__(self) -> str:
         folder = self._checkpoints.folder
         options = f"prefix={folder.begin!r}, keep={self._keep!r}"
-        return f"<treepack.Series {shown(folder.directory)!r}, {options}>"
+        return f"<treepack.Series {folder.directory.shown!r}, {options}>"
 
     def _exit_if_preempted(self) -> None:
         """Ends the program after a save if it received SIGTERM."""
@@ -490,7 +490,7 @@ class Series(Hinting):
         wait_at(self._place)
         last, self._last = self._last, None
         if last is not None and last.has_unretrieved_error:
-            warn(f"{shown(last.path)} was not saved: {last.exception()!r}; the next save goes on")
+            warn(f"{last.name} was not saved: {last.exception()!r}; the next save goes on")
         if self._fast is not None:
             self._fast.warn()
 
@@ -500,11 +500,16 @@ class Series(Hinting):
                 f"fast= is for one process, and there are {_jax.processes()[1]}: leave it out"
             )
 
+    def _holder(self, step: int) -> Checkpoints:
+        """Returns the directory with the checkpoint of a step, whether or not it is there."""
+        return self._checkpoints if self._fast is None else self._fast.holder(step)
+
     def _read(self, step: int, read: Callable[[Any], T], *, is_last: bool = False) -> T:
         """Calls a function with an existing checkpoint."""
         self._check_existing(step)
+        step = _checked(step)
         try:
-            with opened(self.path(step), _checked(step)) as contents:
+            with opened(self._holder(step).path(step), step) as contents:
                 return read(contents)
         except FileNotFoundError:  # it was copied or removed meanwhile
             if is_last:
@@ -516,7 +521,7 @@ class Series(Hinting):
         wait_at(self._place)
         steps = self.steps()
         if _checked(step) not in steps:
-            folder = shown(self._checkpoints.folder.directory)
+            folder = self._checkpoints.folder.directory.shown
             there = f"there are {', '.join(map(str, steps))}" if steps else "there is none"
             raise TreepackError(f"no checkpoint of step {step} in {folder}: {there}")
 
@@ -545,9 +550,9 @@ def _checked_fast(fast: str | os.PathLike[str], folder: Folder) -> Folder:
     """Returns the fast directory of the series in a folder."""
     found = Folder.of(fast, folder.begin)
     if not found.is_local:
-        raise ValueError(f"fast must be a local directory, not the URL {shown(found.directory)!r}")
+        raise ValueError(f"fast must be a local directory, not the URL {found.directory.shown!r}")
     if found.real == folder.real:
-        raise ValueError(f"fast must be another directory than path, {shown(folder.directory)!r}")
+        raise ValueError(f"fast must be another directory than path, {folder.directory.shown!r}")
     return found
 
 

@@ -19,7 +19,7 @@ from treepack._src.runs.contents import Summary, is_damage, opened
 from treepack._src.runs.steps import CheckpointEntry, Folder
 from treepack._src.saving.checkpoints import encoded
 from treepack._src.series.keep import Keep
-from treepack._src.storage.place import shown
+from treepack._src.storage.address import Address
 from treepack.errors import InvalidCheckpointError, TreepackError
 
 # The number of metrics that a warning names.
@@ -39,7 +39,7 @@ class Checkpoints:
         self.damaged: dict[int, BaseException] = {}
         self._summaries: dict[int, Summary] = {}
 
-    def path(self, step: int) -> str:
+    def path(self, step: int) -> Address:
         return self.folder.path(self.folder.name(step))
 
     def steps(self) -> list[int]:
@@ -170,13 +170,13 @@ def room_for(checkpoints: Checkpoints, step: int, is_sharded: bool) -> Iterator[
             if same.is_complete and checkpoints.summary(step) is not None:
                 forms = ["a file", "a directory"]
                 raise InvalidCheckpointError(
-                    f"{shown(path)} is {forms[same.is_directory]}, and would become "
+                    f"{path.shown} is {forms[same.is_directory]}, and would become "
                     f"{forms[is_sharded]}, which cannot replace it atomically: remove it, or save "
                     "a later step"
                 )
             if same.is_foreign:
                 raise InvalidCheckpointError(
-                    f"{shown(path)} is a directory with files of another program: move it away, or "
+                    f"{path.shown} is a directory with files of another program: move it away, or "
                     "save a later step"
                 )
             folder.remove(same.name)
@@ -200,12 +200,12 @@ def check_last(
     if last is None:
         return numbered
     paths = [
-        shown(each.path(first))
+        each.path(first).shown
         for each in (checkpoints, *others)
         for first in each.complete(each.folder.numbered(), step + 1)[:1]
     ]
     raise InvalidCheckpointError(
-        f"step {step} cannot be saved to {shown(checkpoints.folder.directory)}: resume would load "
+        f"step {step} cannot be saved to {checkpoints.folder.directory.shown}: resume would load "
         f"step {last}, which exists. Save a later step, or remove {' and '.join(paths)} and all "
         f"later ones"
     )

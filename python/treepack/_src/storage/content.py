@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import gzip
 import io
@@ -10,28 +9,17 @@ import mmap as mmap_module
 import os
 import stat
 import zlib
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import treepack._core as core
 from treepack._src import formats
-from treepack._src.calls import repeated
 from treepack._src.forks import Locked
-from treepack._src.options import Buffer, Opening, Progress, StorageOptions, Tell, progress_bar
+from treepack._src.options import Buffer, Opening, Progress, Tell, progress_bar
 from treepack._src.storage import remote as _remote
-from treepack._src.storage.entries import is_directory
+from treepack._src.storage.address import Address
 from treepack._src.storage.fetch import Blocks
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import (
-    Location,
-    beside,
-    check_name,
-    joined,
-    located,
-    shown,
-    url_of,
-)
-from treepack._src.storage.stores import store_of
+from treepack._src.storage.urls import shown
 from treepack.errors import (
     BaseMismatchError,
     DecodeError,
@@ -57,13 +45,11 @@ _HEAD_BYTES = 11
 _GZIP = b"\x1f\x8b"
 
 
-Openable = str | os.PathLike[str] | Any
-"""A path, a bytes-like object, or a file object that can seek."""
+Openable = Address | Any
+"""An address, a bytes-like object, or a file object that can seek."""
 
 
-def read_whole(
-    path: str | os.PathLike[str], opening: Opening, *, may_be_empty: bool = False
-) -> core.Content:
+def read_whole(path: Address, opening: Opening, *, may_be_empty: bool = False) -> core.Content:
     """Reads a file, decompressed if it is gzip.
 
     Raises:
@@ -71,12 +57,11 @@ def read_whole(
       DecodeError: If the file is empty, unless `may_be_empty`.
       IsADirectoryError: If the path is a directory, which may be a sharded checkpoint.
     """
-    url = url_of(path)
     with progress_bar(opening.progress, "load") as tell:
-        if url is None:
+        if path.url is None:
             content = _local_content(path, opening.mmap, tell, whole=True)
         else:
-            content = _remote.downloaded(url, tell)
+            content = _remote.downloaded(path.url, tell)
         if content.nbytes == 0 and not may_be_empty:
             raise _empty()
         if core.is_compressed(content):
@@ -96,7 +81,7 @@ def whole_content(base: Openable, max_size: int | None = None) -> core.Content:
       TreepackError: If it has another form, or more than `max_size` bytes.
     """
     with naming(base):
-        if isinstance(base, (str, os.PathLike)) and is_special(base):
+        if isinstance(base, Address) and base.is_special():
             raise DecodeError("it is not a regular file")
         try:
             content = open_parts(base, max_size=max_size, join=False).content
@@ -124,15 +109,14 @@ def downloaded(source: Openable, progress: Progress = None) -> Openable:
     Raises:
       IsADirectoryError: If the URL is a directory.
     """
-    url = url_of(source) if isinstance(source, (str, os.PathLike)) else None
-    if url is None:
+    if not isinstance(source, Address) or source.url is None:
         return source
-    return _remote.downloaded(url, progress)
+    return _remote.downloaded(source.url, progress)
 
 
 def content_of(source: Openable, opening: Opening) -> core.Content | Buffer:
     """Reads a file or file object, or returns data, decompressed if they are gzip."""
-    if isinstance(source, (str, os.PathLike)):
+    if isinstance(source, Address):
         return read_whole(source, opening)
     data = source
     if _is_file_object(source):
@@ -206,18 +190,18 @@ def _joined(patch: core.Content, opening: Opening, path: Openable | None) -> cor
         name, _ = core.patch_parts(patch)
         # A file may only name others in its own directory.
         is_name = name not in {"", ".", ".."} and not any(it in name for it in ("/", os.sep, "\0"))
-        if not isinstance(path, (str, os.PathLike)) or not is_name:
+        if not isinstance(path, Address) or not is_name:
             raise BaseMismatchError(
                 "this is a patch: pass base=, the tree or data that it was made against, to load "
                 "or loads, or --base to `treepack convert`",
                 [],
             )
         try:
-            base = whole_content(beside(path, name), opening.max_size)
+            base = whole_content(path.beside(name), opening.max_size)
         except FileNotFoundError as error:
             raise FileNotFoundError(
                 errno.ENOENT,
-                f"{shown(path)} is a patch of this file, which is missing: put it there, call "
+                f"{path.shown} is a patch of this file, which is missing: put it there, call "
                 "load with base=, or run `treepack convert` with --base",
                 error.filename,
             ) from None
@@ -292,7 +276,7 @@ def open_parts(
       IsADirectoryError: If it is a directory, which may be a sharded checkpoint.
     """
     content, blocks = _raw(source, mmap, regular)
-    if content.nbytes == 0 and not salvage and isinstance(source, (str, os.PathLike)):
+    if content.nbytes == 0 and not salvage and isinstance(source, Address):
         raise _empty()
     if salvage or core.is_compressed(content):
         opened = _inflated_parts(content, blocks, salvage, max_size)
@@ -340,10 +324,9 @@ def _raw(
     source: Openable, mmap: bool = True, regular: bool = False
 ) -> tuple[core.Content, Blocks | None]:
     """Returns the raw bytes of a file or buffer, and the blocks that read remote ones."""
-    if isinstance(source, (str, os.PathLike)):
-        url = url_of(source)
-        if url is not None:
-            return _remote.remote(url)
+    if isinstance(source, Address):
+        if source.url is not None:
+            return _remote.remote(source.url)
         return _local_content(source, mmap, regular=regular), None
     if isinstance(source, core.Content):
         return source, None
@@ -484,67 +467,13 @@ def _of_file_object(file: Any) -> tuple[core.Content, Blocks]:
     return core.Content.elsewhere(blocks.read, length, _NEAR_BYTES), blocks
 
 
-def is_special(path: str | os.PathLike[str]) -> bool:
-    """Returns whether a local path is a pipe, which blocks its reader, a device or the like."""
-    if url_of(path) is not None:
-        return False
-    try:
-        mode = repeated(os.stat, path).st_mode
-    except OSError as error:
-        return error.errno == errno.ELOOP
-    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
-
-
 def is_device(mode: int) -> bool:
     """Returns whether a file of this mode is a device, which may have no end."""
     return stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
 
 
-def size_of(path: str | os.PathLike[str]) -> int:
-    """Returns the size of a local or remote file in bytes."""
-    url = url_of(path)
-    return repeated(os.stat, path).st_size if url is None else _remote.remote(url)[0].nbytes
-
-
-def read_all(path: str | os.PathLike[str]) -> bytes:
-    """Reads a small file, local or remote.
-
-    Raises:
-      DecodeError: If it is not a regular file.
-    """
-    url = url_of(path)
-    if url is not None:
-        return _remote.read_small(url)
-    store, place = store_of(path)
-    return bytes(store.get(place).data)
-
-
-def read_files(
-    path: Location, names: Sequence[str], storage_options: StorageOptions = None
-) -> list[bytes]:
-    """Reads small files of a directory; all except the first may be missing, and are empty then.
-
-    Args:
-      path: The directory, or the first file.
-      names: The names of the files.
-      storage_options: See `treepack.save`.
-
-    Raises:
-      FileNotFoundError: If the first is missing.
-    """
-    place = located(path, storage_options)
-    with naming(place):
-        is_inside = is_directory(place)
-        files = [read_all(joined(place, names[0]) if is_inside else place)]
-        for name in names[1:]:
-            files.append(b"")
-            with contextlib.suppress(FileNotFoundError):
-                files[-1] = read_all((joined if is_inside else beside)(place, name))
-    return files
-
-
 def _local_content(
-    path: str | os.PathLike[str],
+    path: Address,
     mmap: bool,
     tell: Tell | None = None,
     *,
@@ -565,16 +494,16 @@ def _local_content(
       IsADirectoryError: If it is a directory, unless `regular`.
     """
     try:
-        status = os.stat(path)  # noqa: PTH116  # a `Path` takes a tenth of a small load
+        status = os.stat(str(path))  # noqa: PTH116  # a `Path` takes a tenth of a small load
     except FileNotFoundError:
-        check_name(path)
+        path.check()
         raise
     except InterruptedError:
         return _local_content(path, mmap, tell, regular=regular, whole=whole)
     except ValueError:  # an invalid name, for which the core raises an error
         return core.Content.read(path, progress=tell)
     if stat.S_ISDIR(status.st_mode) and not regular:
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(status.st_mode) and is_device(status.st_mode) and not regular:
         raise DecodeError("it is a device, not a file: write its bytes to a file")
     if (

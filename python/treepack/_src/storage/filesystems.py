@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 from treepack._src.forks import Locked
 from treepack._src.options import Buffer
 from treepack._src.storage.hiding import hiding
-from treepack._src.storage.place import file_system_of, options_of, shown
 from treepack._src.storage.store import Entry, RemoteStore, Stored
+from treepack._src.storage.urls import Url
 
 # The size in bytes of the blocks in which files are written.
 _PART_BYTES = 8 << 20
@@ -41,7 +41,7 @@ _SCHEMES = (
 )
 
 
-def opened(url: str) -> tuple[FileSystem, str]:
+def opened(url: Url) -> tuple[FileSystem, str]:
     """Returns the file system of a URL, and the path there, without cached listings of it.
 
     fsspec shares the object within a program, so its cache may be older than the last save.
@@ -54,33 +54,32 @@ def opened(url: str) -> tuple[FileSystem, str]:
         from fsspec.core import url_to_fs  # type: ignore[import-untyped]
     except ImportError as error:
         raise ImportError(
-            f"{shown(url)!r} is a URL, but fsspec is not installed: pip install fsspec"
+            f"{url.shown!r} is a URL, but fsspec is not installed: pip install fsspec"
         ) from error
-    given = file_system_of(url)
-    options = options_of(url) if given is None else {}
-    with hiding(url):
+    options = url.options if url.file_system is None else {}
+    with hiding(url.text):
         try:
-            fs, path = url_to_fs(str(url), **options)
+            fs, path = url_to_fs(url.text, **options)
         except ValueError as error:  # an unknown scheme, or a wrong option
             hint = f": {_SCHEMES}" if "Protocol not known" in str(error) else ""
-            raise ValueError(f"{shown(url)!r}: {error}{hint}") from error
+            raise ValueError(f"{url.shown!r}: {error}{hint}") from error
         except ImportError as error:
-            raise ImportError(f"{shown(url)!r}: {error}") from error
-        fs = given or fs
+            raise ImportError(f"{url.shown!r}: {error}") from error
+        fs = url.file_system or fs
         _check_options(fs, url, options)
         for layer in _layers(fs):
             _drop_listings(layer, path)
     return FileSystem(fs, url), path
 
 
-def _check_options(fs: Any, url: str, options: Mapping[str, Any]) -> None:
+def _check_options(fs: Any, url: Url, options: Mapping[str, Any]) -> None:
     """Raises a ValueError for options that memory:// ignores; other systems do not list theirs."""
     from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]
 
     unknown = [name for name in options if name not in _OPTIONS_OF_ALL]
     if unknown and type(fs) is MemoryFileSystem:
         raise ValueError(
-            f"{shown(url)!r}: memory:// has no option {unknown[0]!r}: leave out storage_options"
+            f"{url.shown!r}: memory:// has no option {unknown[0]!r}: leave out storage_options"
         )
 
 
@@ -116,7 +115,7 @@ def _hiding(method: Method) -> Method:
 
     @functools.wraps(method)
     def call(self: FileSystem, *args: Any, **options: Any) -> Any:
-        with hiding(self.url):
+        with hiding(self.url.text):
             return method(self, *args, **options)
 
     return call  # type: ignore[return-value]
@@ -131,7 +130,7 @@ class FileSystem(Locked, RemoteStore):
 
     near = 2 << 20
 
-    def __init__(self, fs: Any, url: str):
+    def __init__(self, fs: Any, url: Url):
         super().__init__()
         self._fs = fs
         self.url = url
@@ -142,7 +141,7 @@ class FileSystem(Locked, RemoteStore):
     def head(self, path: str, count: int) -> Stored:
         info = self._info(path)
         if info.get("type") == "directory":
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), shown(self.url))
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.url.shown)
         return Stored(info["size"], None, b"")
 
     def _info(self, path: str) -> Any:
@@ -178,7 +177,7 @@ class FileSystem(Locked, RemoteStore):
             try:
                 file = fs.open(path, "wb", block_size=_PART_BYTES)
             except NotImplementedError as error:
-                message = f"{shown(self.url)}: fsspec cannot write there"
+                message = f"{self.url.shown}: fsspec cannot write there"
                 raise io.UnsupportedOperation(message) from error
             for part in parts:
                 count += len(part)
@@ -195,7 +194,7 @@ class FileSystem(Locked, RemoteStore):
         """Raises an OSError if fewer bytes were written than expected; `None` is unknown."""
         if written is not None and written < expected:
             raise OSError(
-                f"{shown(self.url)}: short write: expected {expected} bytes, got {written}"
+                f"{self.url.shown}: short write: expected {expected} bytes, got {written}"
             )
 
     @_hiding

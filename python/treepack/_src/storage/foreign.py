@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import os
 import re
 from collections.abc import Callable
 from typing import Any
@@ -14,9 +12,8 @@ from treepack._src import formats
 from treepack._src.formats import Look
 from treepack._src.options import Buffer
 from treepack._src.printable import printable
-from treepack._src.storage.content import holds_tree, is_special, open_parts
-from treepack._src.storage.entries import entries
-from treepack._src.storage.place import joined, shown
+from treepack._src.storage.address import Address
+from treepack._src.storage.content import holds_tree, open_parts
 from treepack.errors import TreepackError
 
 # The maximum number of names in an error.
@@ -36,20 +33,11 @@ def substitute(data: core.Content | Buffer) -> str | None:
 _SUBSTITUTES = ("a git-LFS pointer", "an HTML page", "an XML document")
 
 
-def names_in(path: str | os.PathLike[str]) -> list[str]:
-    """Returns the sorted names in a directory; empty if it cannot be listed."""
-    with contextlib.suppress(
-        Exception
-    ):  # file systems may raise any type; only for an error message
-        return sorted(entry.name for entry in entries(path))
-    return []
-
-
 # The maximum number of names to search for a checkpoint.
 _MOST_TRIED = 20
 
 
-def _contained(path: str | os.PathLike[str], manifest: str, look: Look) -> str | None:
+def _contained(path: Address, manifest: str, look: Look) -> Address | None:
     """Returns a checkpoint of treepack in a directory, as in a step of Orbax, or `None`.
 
     Args:
@@ -60,31 +48,31 @@ def _contained(path: str | os.PathLike[str], manifest: str, look: Look) -> str |
     names = look(path)
     steps = _steps(names)
     for step in sorted(steps, reverse=True)[:_MOST_TRIED]:
-        if _is_checkpoint(place := joined(path, steps[step]), manifest, look):
+        if _is_checkpoint(place := path / steps[step], manifest, look):
             return place
     # The item of a step of Orbax, or of the last step.
-    inside = [joined(name, item) for name in names[-1:] for item in look(joined(path, name))]
+    inside = [f"{name}/{item}" for name in names[-1:] for item in look(path / name)]
     for name in [*names[:_MOST_TRIED], *inside[:_MOST_TRIED]]:
-        if manifest in look(joined(path, name)):
-            return joined(path, name)
+        if manifest in look(path / name):
+            return path / name
     return None
 
 
-def _below(path: str | os.PathLike[str], manifest: str, look: Look) -> str | None:
+def _below(path: Address, manifest: str, look: Look) -> Address | None:
     """Returns a checkpoint in a directory or its subdirectories, or `None`."""
-    inner = [joined(path, name) for name in look(path)[:_MOST_TRIED]]
-    below = [joined(place, name) for place in inner for name in look(place)]
+    inner = [path / name for name in look(path)[:_MOST_TRIED]]
+    below = [place / name for place in inner for name in look(place)]
     places = [*inner, *below[:_MOST_TRIED]]
     return next((place for place in places if _is_checkpoint(place, manifest, look)), None)
 
 
-def _is_checkpoint(path: str | os.PathLike[str], manifest: str, look: Look) -> bool:
+def _is_checkpoint(path: Address, manifest: str, look: Look) -> bool:
     """Returns whether a file or directory is a checkpoint, for an error; see `_contained`."""
     try:
         if names := look(path):
             opening = formats.in_directory(path, names, has_checkpoint=False)
             return manifest in names or opening is not None
-        if is_special(path):
+        if path.is_special():
             return False
         if (is_tree := holds_tree(path)) is not None:
             return is_tree
@@ -101,7 +89,7 @@ def _steps(names: list[str]) -> dict[int, str]:
     return {int(match[1]): name for name in names if (match := _STEP.fullmatch(name))}
 
 
-def without_manifest(path: str | os.PathLike[str], manifest: str) -> tuple[str, list[str], bool]:
+def without_manifest(path: Address, manifest: str) -> tuple[str, list[str], bool]:
     """Describes a directory without a manifest, with a remedy.
 
     Args:
@@ -111,22 +99,20 @@ def without_manifest(path: str | os.PathLike[str], manifest: str) -> tuple[str, 
     Returns:
       The description, the names in the directory, and whether it contains a checkpoint.
     """
-    look: Any = functools.cache(names_in)  # each directory is listed once
+    look: Any = functools.cache(Address.names)  # each directory is listed once
     inside = _contained(path, manifest, look)
     return _directory_text(path, inside, manifest, look), look(path), inside is not None
 
 
-def _directory_text(
-    path: str | os.PathLike[str], inside: str | None, manifest: str, look: Look
-) -> str:
+def _directory_text(path: Address, inside: Address | None, manifest: str, look: Look) -> str:
     names = look(path)
     if inside is not None:
-        paths = {step: joined(path, name) for step, name in _steps(names).items()}
+        paths = {step: path / name for step, name in _steps(names).items()}
         newest = max((step for step in paths if paths[step] == inside), default=-1)
         steps = ", ".join([str(step) for step in sorted(paths) if step <= newest][-_MOST_NAMES:])
         several = "s" * ("," in steps)
         text = f"is a series with the step{several} {steps}" if steps else "contains a checkpoint"
-        return f"it {text}: load {shown(inside)!r}"
+        return f"it {text}: load {inside.shown!r}"
     for fits, text in _KNOWN:
         if any(map(fits, names)):
             return text
@@ -141,7 +127,7 @@ def _directory_text(
     if formats.in_directory(path, names, has_checkpoint=False) is not None:
         return "another format"  # which will be read, so that this is no error
     if (below := _below(path, manifest, look)) is not None:
-        return f"it contains a checkpoint: load {shown(below)!r}"
+        return f"it contains a checkpoint: load {below.shown!r}"
     more = ", …" if len(names) > _MOST_NAMES else ""
     listed = ", ".join(map(printable, names[:_MOST_NAMES]))
     return f"it is not a checkpoint, or its save has not finished. It contains {listed}{more}"

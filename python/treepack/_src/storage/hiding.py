@@ -6,7 +6,7 @@ import contextlib
 import traceback
 from collections.abc import Callable, Iterator
 
-from treepack._src.storage.place import without_secrets
+from treepack._src.storage.urls import without_secrets
 
 
 @contextlib.contextmanager

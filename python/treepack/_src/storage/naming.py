@@ -13,8 +13,8 @@ import shlex
 from typing import Any
 
 from treepack._src import formats
-from treepack._src.storage.place import shown
 from treepack._src.storage.store import is_hidden
+from treepack._src.storage.urls import shown
 from treepack.errors import MissingPathError, TreepackError
 
 

@@ -16,7 +16,6 @@ from treepack._src.forks import Locked
 from treepack._src.options import Buffer
 from treepack._src.printable import warn
 from treepack._src.storage.hiding import hiding
-from treepack._src.storage.place import file_system_of, options_of, shown
 from treepack._src.storage.store import (
     ABSENT,
     BadNameError,
@@ -25,6 +24,7 @@ from treepack._src.storage.store import (
     RemoteStore,
     Stored,
 )
+from treepack._src.storage.urls import Url, shown
 from treepack.errors import TreepackError
 
 T = TypeVar("T")
@@ -88,13 +88,13 @@ _TIMEOUT = "300s"
 _STREAM_TIMEOUT_S = 60
 
 
-def opened(url: str) -> tuple[ObjectStore, str] | None:
+def opened(url: Url) -> tuple[ObjectStore, str] | None:
     """Returns the store of a URL, and the path in its bucket; `None` if obstore does not open it.
 
     Raises the errors of `ObjectStore`.
     """
-    match = _URL.fullmatch(url)
-    if match is None or file_system_of(url) is not None:
+    match = _URL.fullmatch(url.text)
+    if match is None or url.file_system is not None:
         return None
     scheme, host, path = match[1].lower(), match[2], match[3].rstrip("/")
     if not any(scheme in names for names in _SCHEMES.values()):
@@ -112,7 +112,7 @@ class ObjectStore(RemoteStore):
     at_once = 32
     has_conditions = True
 
-    def __init__(self, url: str, scheme: str, host: str):
+    def __init__(self, url: Url, scheme: str, host: str):
         """Takes a URL with options of `obstore.store.from_url`, its scheme and its host.
 
         Raises:
@@ -124,7 +124,7 @@ class ObjectStore(RemoteStore):
             from obstore.store import HTTPStore, from_url
         except ImportError as error:
             raise ImportError(
-                f"{shown(url)!r} is a URL, but obstore is not installed: pip install obstore"
+                f"{url.shown!r} is a URL, but obstore is not installed: pip install obstore"
             ) from error
         self._obstore: Any = obstore
         self._base = f"{scheme}://{host}"
@@ -133,7 +133,7 @@ class ObjectStore(RemoteStore):
         login, at, host = host.rpartition("@") if self._is_web else ("", "", host)
         self._login = login + at
         self.has_conditions = not self._is_web
-        options = {_ALIASES.get(name, name): value for name, value in options_of(url).items()}
+        options = {_ALIASES.get(name, name): value for name, value in url.options.items()}
         client = {"timeout": _TIMEOUT, **(options.pop("client_options", None) or {})}
         headers = options.pop("headers", None)
         if headers is not None:
@@ -146,12 +146,12 @@ class ObjectStore(RemoteStore):
             client.setdefault("allow_http", True)
         self._client: dict[str, Any] = client
         make: Any = HTTPStore.from_url if self._is_web else from_url
-        with hiding(url):
+        with hiding(url.text):
             try:
                 self._store: Any = make(base, client_options=client, **options)
             except (obstore.exceptions.BaseError, TypeError, ValueError) as error:
                 raise ValueError(
-                    f"{shown(url)}: {_first_line(error)}; storage_options for {scheme}:// are "
+                    f"{url.shown}: {_first_line(error)}; storage_options for {scheme}:// are "
                     f"options of obstore.store.from_url, such as {_CREDENTIALS[self._kind][0]}"
                 ) from error
 
@@ -444,12 +444,12 @@ _stores: dict[Any, ObjectStore] = {}
 _turns = Locked()
 
 
-def _store_at(url: str, scheme: str, host: str) -> ObjectStore:
+def _store_at(url: Url, scheme: str, host: str) -> ObjectStore:
     """Returns the store of a URL; cached by bucket and options."""
     environment = sorted(
         variable for variable in os.environ.items() if variable[0].startswith(_READ)
     )
-    key = scheme, host, repr(sorted(options_of(url).items())), tuple(environment), os.getpid()
+    key = scheme, host, repr(sorted(url.options.items())), tuple(environment), os.getpid()
     with _turns.lock:
         store = _stores.get(key)
         if store is None:

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 import treepack._core as core
 from treepack._src.options import Buffer, Progress, progress_bar
 from treepack._src.storage.fetch import Blocks, fetching
-from treepack._src.storage.place import shown
 from treepack._src.storage.store import BadNameError
 from treepack._src.storage.stores import file_at, remote_store
+from treepack._src.storage.urls import Url
 from treepack._src.tasks import Task, Thread
 from treepack.errors import TreepackError
 
@@ -27,7 +27,7 @@ from treepack.errors import TreepackError
 _PIECE_BYTES = 4 << 20
 
 
-def remote(url: str) -> tuple[core.Content, Blocks]:
+def remote(url: Url) -> tuple[core.Content, Blocks]:
     """Opens a remote file to read it in parts; returns its content and blocks.
 
     Raises:
@@ -38,7 +38,7 @@ def remote(url: str) -> tuple[core.Content, Blocks]:
     return core.Content.elsewhere(blocks.read, blocks.length, blocks.near), blocks
 
 
-def _blocks(url: str) -> Blocks:
+def _blocks(url: Url) -> Blocks:
     """Opens the blocks of a remote file, or reads it if the server does not report its size."""
     store, path = file_at(url)
     with _reading(url, "the last bytes"):
@@ -55,7 +55,7 @@ def _blocks(url: str) -> Blocks:
         count = memoryview(data).nbytes
         if count != stop - start:
             raise OSError(
-                f"{shown(url)}: wrong response for {part}: expected {stop - start} bytes, got "
+                f"{url.shown}: wrong response for {part}: expected {stop - start} bytes, got "
                 f"{count}" + "; the server ignores ranges: load the file whole" * (count == length)
             )
         return data
@@ -64,9 +64,9 @@ def _blocks(url: str) -> Blocks:
 
 
 @contextlib.contextmanager
-def _reading(url: str, part: str) -> Iterator[None]:
+def _reading(url: Url, part: str) -> Iterator[None]:
     """Adds the part of a file to errors of a store; converts other errors to OSErrors."""
-    name = shown(url)
+    name = url.shown
     text = f"{name}: cannot read {part}"
     try:
         yield
@@ -94,7 +94,7 @@ def _reading(url: str, part: str) -> Iterator[None]:
         raise OSError(f"{text}: {type(error).__name__}: {error}") from error
 
 
-def downloaded(url: str, progress: Progress = None) -> core.Content:
+def downloaded(url: Url, progress: Progress = None) -> core.Content:
     """Reads a whole remote file, several parts at a time."""
     blocks = _blocks(url)
     content = core.Content.elsewhere(blocks.read, blocks.length, blocks.near)
@@ -102,14 +102,14 @@ def downloaded(url: str, progress: Progress = None) -> core.Content:
         return content.in_memory(progress=tell)
 
 
-def read_small(url: str) -> bytes:
+def read_small(url: Url) -> bytes:
     """Reads a whole remote file in one request."""
     store, path = remote_store(url)
     with _reading(url, "all bytes"):
         return bytes(store.get(path).data)
 
 
-def write(url: str, save: Callable[[core.Pipe], int], nbytes: int) -> None:
+def write(url: Url, save: Callable[[core.Pipe], int], nbytes: int) -> None:
     """Calls `save` with a pipe, and uploads its output to a URL.
 
     Args:
@@ -144,7 +144,7 @@ def write(url: str, save: Callable[[core.Pipe], int], nbytes: int) -> None:
         written = saving.result()  # its error ends the upload
         if count != written:
             raise OSError(
-                f"{shown(url)}: short read from the pipe: expected {written} bytes, got {count}"
+                f"{url.shown}: short read from the pipe: expected {written} bytes, got {count}"
             )
 
     try:

@@ -18,9 +18,9 @@ import obstore
 from prelude import core, is_error, outcome, text
 
 import treepack
+from treepack._src.storage.address import Address
 from treepack._src.storage.fetch import Blocks
 from treepack._src.storage.objects import ObjectStore
-from treepack._src.storage.place import located
 
 CUT = b"\xc1cut\xc1"
 
@@ -221,7 +221,7 @@ def check(data: bytes) -> None:
     for name in ("get", "head", "list", "list_with_delimiter"):
         setattr(obstore, name, getattr(server, name))
     # Web servers have directories only where the URL says so.
-    source = located(URLS[number] + "/" * (len(server.files) > 1), OPTIONS[number])
+    source = Address.of(URLS[number] + "/" * (len(server.files) > 1), OPTIONS[number])
     found = outcome(lambda: verb(source), DOCUMENTED)
     if not server.is_true or (server.has_failed and verb is treepack.is_checkpoint):
         return

@@ -14,9 +14,9 @@ from treepack._src.checkpoint.laid import Unchecked, layout_of
 from treepack._src.formats import Format, Leaves, Write
 from treepack._src.formats import numpy_arrays as _arrays
 from treepack._src.options import Export, Progress, Writing
+from treepack._src.storage.address import Address
 from treepack._src.storage.content import Openable, Opened, file_of
 from treepack._src.storage.deferred import Held, InContent
-from treepack._src.storage.write import replacing
 from treepack.errors import DecodeError, TreepackError
 
 _MAGIC = np.lib.format.MAGIC_PREFIX
@@ -94,7 +94,7 @@ class Npy(Format):
 
     def write(
         self,
-        path: str,
+        path: Address,
         leaves: Leaves,
         metadata: Mapping[str, str] | None,
         writing: Writing,
@@ -110,7 +110,7 @@ class Npy(Format):
         _arrays.check_dtype(arrays[()], _paths.ROOT, self.name)
 
         def write(_: Progress) -> None:
-            with replacing(path) as file:
+            with path.replacing() as file:
                 _arrays.write_array(file, arrays[()])
 
         return write

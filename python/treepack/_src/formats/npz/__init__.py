@@ -20,8 +20,8 @@ from treepack._src.formats.npz.reading import NpzReader
 from treepack._src.formats.numpy_arrays import check_dtype, write_array
 from treepack._src.options import Export, Progress, Writing
 from treepack._src.printable import printable
+from treepack._src.storage.address import Address
 from treepack._src.storage.content import Openable, Opened
-from treepack._src.storage.write import replacing
 from treepack.errors import TreepackError
 
 _MAX_NAME = (1 << 16) - 1 - len(".npy")
@@ -47,7 +47,7 @@ class Npz(Format):
 
     def write(
         self,
-        path: str,
+        path: Address,
         leaves: Leaves,
         metadata: Mapping[str, str] | None,
         writing: Writing,
@@ -60,7 +60,7 @@ class Npz(Format):
         arrays = named(leaves, export.separator)
 
         def write(_: Progress) -> None:
-            with replacing(path) as file, zipfile.ZipFile(file, "w", allowZip64=True) as archive:
+            with path.replacing() as file, zipfile.ZipFile(file, "w", allowZip64=True) as archive:
                 for name, array in arrays.items():
                     if "\0" in name or len(name.encode()) > _MAX_NAME:
                         raise TreepackError(

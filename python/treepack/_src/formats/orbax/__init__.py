@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from treepack._src.checkpoint.sharded import ShardedReader
 from treepack._src.formats import Format, Look
 from treepack._src.formats.orbax.finding import item_in, items_in, step_item
 from treepack._src.formats.orbax.reading import OrbaxReader
+from treepack._src.storage.address import Address
 
 
 class Orbax(Format):
@@ -27,14 +27,14 @@ class Orbax(Format):
     rank = 1  # it looks into subdirectories
 
     def find(
-        self, path: str | os.PathLike[str], names: Sequence[str], *, has_checkpoint: bool
+        self, path: Address, names: Sequence[str], *, has_checkpoint: bool
     ) -> Callable[..., Any] | None:
         """Finds the only item of a directory; in a step, also one of `treepack.orbax`."""
         item = step_item(path, names) if has_checkpoint else item_in(path)
         reader = ShardedReader if has_checkpoint else OrbaxReader
         return None if item is None else functools.partial(reader, item)
 
-    def describe(self, path: str | os.PathLike[str], look: Look) -> str | None:
+    def describe(self, path: Address, look: Look) -> str | None:
         """Describes a directory that is not read, such as a remote one."""
         if items_in(path, look) is None:
             return None
@@ -43,7 +43,7 @@ class Orbax(Format):
             "it; see docs/orbax.md. treepack.orbax saves with Orbax's managers"
         )
 
-    def is_run(self, path: str | os.PathLike[str]) -> bool:
+    def is_run(self, path: Address) -> bool:
         """Returns whether a directory is a manager's, of steps."""
         return items_in(path) == []
 

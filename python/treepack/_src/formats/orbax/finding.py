@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.formats import Look
 from treepack._src.printable import printable
-from treepack._src.storage.entries import entries, exists, is_local
-from treepack._src.storage.foreign import names_in
-from treepack._src.storage.place import joined, shown
+from treepack._src.storage.address import Address
 from treepack.errors import NoManifestError
 
 # Files that every item has: `PYTREE_METADATA_FILE` in `path/format_utils.py` of Orbax, and the
@@ -35,7 +33,7 @@ _UNFINISHED = ".orbax-checkpoint-tmp"
 _MOST_LISTED = 100
 
 
-def items_in(path: str | os.PathLike[str], look: Look = names_in) -> list[str] | None:
+def items_in(path: Address, look: Look = Address.names) -> list[str] | None:
     """Returns the items of Orbax in a directory: `.` if it is one; `None` if it is not Orbax's.
 
     Both APIs of Orbax store an item, a tree, in a directory: the checkpoint itself, or one of its
@@ -44,7 +42,7 @@ def items_in(path: str | os.PathLike[str], look: Look = names_in) -> list[str] |
     names = look(path)
     if TREE in names:
         return ["."]
-    inside = {name: set(look(joined(path, name))) for name in names[:_MOST_LISTED]}
+    inside = {name: set(look(path / name)) for name in names[:_MOST_LISTED]}
     items = [name for name, inner in inside.items() if TREE in inner]
     if items or not STEP.isdisjoint(names):
         return items
@@ -52,52 +50,52 @@ def items_in(path: str | os.PathLike[str], look: Look = names_in) -> list[str] |
     return [] if any(not STEP.isdisjoint(inner) for inner in inside.values()) else None
 
 
-def item_in(path: str | os.PathLike[str]) -> str | None:
+def item_in(path: Address) -> Address | None:
     """Returns the only item of a local directory of Orbax, or the directory itself, or `None`.
 
     Raises:
       NoManifestError: If it has several items or none; the message names them.
     """
-    items = items_in(path) if is_local(path) else None
+    items = items_in(path) if path.is_local else None
     if items is None:
         return None
     if _UNFINISHED in os.path.basename(os.path.normpath(path)):  # noqa: PTH119
         raise NoManifestError("the directory is from a save of Orbax that has not finished")
     items = [name for name in items if _UNFINISHED not in name]
     if len(items) == 1:
-        return os.fspath(path) if items[0] == "." else joined(path, items[0])
+        return path if items[0] == "." else path / items[0]
     raise NoManifestError(_refused(path, sorted(items)))
 
 
-def _refused(path: str | os.PathLike[str], items: list[str]) -> str:
+def _refused(path: Address, items: list[str]) -> str:
     """Returns why a directory of several items or none is refused, with a remedy."""
     names = [
         entry.name
-        for entry in entries(path)
+        for entry in path.entries()
         if entry.is_directory and _UNFINISHED not in entry.name
     ]
     for name in () if items else (".", *names):
-        place = os.fspath(path) if name == "." else joined(path, name)
-        if not _DATA.isdisjoint(names_in(place)):
+        place = path if name == "." else path / name
+        if not _DATA.isdisjoint(place.names()):
             return (
-                f"{shown(place)!r} has arrays of Orbax, but lacks {TREE}, which names their "
+                f"{place.shown!r} has arrays of Orbax, but lacks {TREE}, which names their "
                 "tree: restore it with a template, as by orbax.checkpoint.StandardCheckpointer()"
                 ".restore(path, template), and save the result"
             )
     inside = items or sorted(names, key=lambda name: (len(name), name))  # the newest step last
     listed = ", ".join(map(printable, inside)) or "nothing"
-    if not items and not STEP.isdisjoint(names_in(path)):
+    if not items and not STEP.isdisjoint(path.names()):
         return f"a checkpoint of Orbax without a tree: it contains {listed}"
-    example = printable(shown(joined(path, (inside or ["STEP"])[-1])))
+    example = printable((path / (inside or ["STEP"])[-1]).shown)
     which = "its path," if len(inside) == 1 else "the path of one of them, such as"
     steps = "the step " if len(inside) == 1 and inside[0].isdigit() else ""
     return f"a directory of Orbax with {steps}{listed}: pass {which} {example}"
 
 
-def step_item(path: str | os.PathLike[str], names: Sequence[str]) -> str | None:
+def step_item(path: Address, names: Sequence[str]) -> Address | None:
     """Returns the item of `treepack.orbax` in a step of Orbax's manager, if it is the only one."""
     if STEP.isdisjoint(names):
         return None
-    paths = [joined(path, name) for name in names]
-    items = [item for item in paths if exists(joined(item, MANIFEST))]
+    paths = [path / name for name in names]
+    items = [item for item in paths if (item / MANIFEST).exists()]
     return items[0] if len(items) == 1 else None

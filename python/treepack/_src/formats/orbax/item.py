@@ -21,10 +21,8 @@ import numpy as np
 import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.formats.orbax.finding import ABOUT, DATABASE, TREE
-from treepack._src.storage.content import read_all
-from treepack._src.storage.entries import exists
-from treepack._src.storage.foreign import names_in, substitute
-from treepack._src.storage.place import joined
+from treepack._src.storage.address import Address
+from treepack._src.storage.foreign import substitute
 from treepack.errors import CorruptionError, DecodeError
 
 T = TypeVar("T")
@@ -92,14 +90,14 @@ class Item(NamedTuple):
       keys: The implementations of typed PRNG keys, by the names of their arrays.
     """
 
-    path: str
+    path: Address
     leaves: list[Leaf]
     metadata: Any
     options: dict[str, Any]
     keys: dict[str, str]
 
 
-def read_item(path: str) -> Item:
+def read_item(path: Address) -> Item:
     """Reads the metadata of an item.
 
     Raises:
@@ -113,7 +111,7 @@ def read_item(path: str) -> Item:
         fills = not described.get("store_array_data_equal_to_fill_value", False)
         in_database = described.get("use_ocdbt")
         metadata = described.get("custom_metadata")
-    names = names_in(path)
+    names = path.names()
     if metadata is None:
         metadata = _metadata_of_step(path, names)
     if in_database and DATABASE not in names and any(leaf.type in ARRAYS for leaf in leaves):
@@ -122,7 +120,7 @@ def read_item(path: str) -> Item:
         )
     options = {"driver": driver, "fill_missing_data_reads": fills}
     keys: dict[str, str] = {}
-    for name in names_in(joined(path, _KEYS)) if _KEYS in names else ():
+    for name in (path / _KEYS).names() if _KEYS in names else ():
         file = f"{_KEYS}/{name}"
         listed = _json(path, file)
         with _parsing(file):
@@ -134,10 +132,10 @@ def read_item(path: str) -> Item:
     return Item(path, leaves, metadata, options, keys)
 
 
-def _metadata_of_step(path: str, names: Sequence[str]) -> Any:
+def _metadata_of_step(path: Address, names: Sequence[str]) -> Any:
     """Returns the metadata that Orbax's checkpointers and managers write beside their items."""
-    step = path if ABOUT in names else os.path.dirname(path)  # noqa: PTH120
-    if not exists(joined(step, ABOUT)):
+    step = path if ABOUT in names else path.beside("")
+    if not (step / ABOUT).exists():
         return None
     described = _json(step, ABOUT)
     with _parsing(ABOUT):
@@ -225,7 +223,7 @@ def open_arrays(item: Item, leaves: Sequence[Leaf]) -> list[Any]:
             "reading checkpoints of Orbax requires TensorStore: pip install tensorstore"
         ) from error
     context = tensorstore.Context({"cache_pool#ocdbt": {"total_bytes_limit": _CACHE_BYTES}})
-    is_database = exists(joined(item.path, DATABASE))
+    is_database = (item.path / DATABASE).exists()
     opening = []
     for leaf in leaves:
         spec = {**item.options, "kvstore": _kvstore(item, leaf, is_database)}
@@ -277,7 +275,7 @@ def result(started: Any, path: str) -> Any:
         raise CorruptionError(f"at {path}: TensorStore cannot read the array: {text}") from error
 
 
-def _json(path: str, name: str) -> Any:
+def _json(path: Address, name: str) -> Any:
     """Reads a file of JSON in a directory.
 
     Raises:
@@ -285,7 +283,7 @@ def _json(path: str, name: str) -> Any:
       CorruptionError: If it is missing.
     """
     try:
-        data = read_all(joined(path, name))
+        data = (path / name).read_bytes()
         with _parsing(name):
             if text := substitute(data):
                 raise DecodeError(f"{name} is {text}")

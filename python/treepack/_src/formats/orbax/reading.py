@@ -26,10 +26,9 @@ from treepack._src.printable import printable
 from treepack._src.pytree import prng as _prng
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.pytree.references import reference_text
-from treepack._src.storage.content import Openable, Opened, is_special, read_all, size_of
+from treepack._src.storage.address import Address
+from treepack._src.storage.content import Opened
 from treepack._src.storage.deferred import Held
-from treepack._src.storage.entries import entries, exists
-from treepack._src.storage.place import joined, real, shown
 from treepack.errors import CorruptionError, DecodeError, TreepackError
 
 
@@ -39,7 +38,7 @@ class OrbaxReader(Unchecked):
     format = "Orbax"
     is_one_file = has_types = False
 
-    def __init__(self, source: Openable, *, max_size: int | None = None, **options: Any):
+    def __init__(self, source: Address, *, max_size: int | None = None, **options: Any):
         """Reads the metadata, strings and numbers.
 
         Args:
@@ -47,7 +46,7 @@ class OrbaxReader(Unchecked):
           max_size: The maximum size of all arrays; `None` is one that real files do not reach.
           options: See `Reader`.
         """
-        place = real(source)  # TensorStore takes no `..`
+        place = source.real()  # TensorStore takes no `..`
         sizes = _sizes_in(place)
         item = _orbax.read_item(place)
         values = _values(item)
@@ -122,7 +121,7 @@ class OrbaxReader(Unchecked):
         }
 
 
-def _sizes_in(folder: str) -> list[int]:
+def _sizes_in(folder: Address) -> list[int]:
     """Returns the sizes of the files in a directory.
 
     Raises:
@@ -136,14 +135,14 @@ def _sizes_in(folder: str) -> list[int]:
         if (status.st_dev, status.st_ino) in seen:  # by links in a circle
             continue
         seen.add((status.st_dev, status.st_ino))
-        for entry in entries(current, hidden=True):
-            path = joined(current, entry.name)
+        for entry in current.entries(hidden=True):
+            path = current / entry.name
             if entry.is_directory:
                 folders.append(path)
-            elif exists(path):  # not a link to nothing
-                if is_special(path):
-                    raise DecodeError(f"{shown(path)!r} is not a regular file")
-                sizes.append(size_of(path))
+            elif path.exists():  # not a link to nothing
+                if path.is_special():
+                    raise DecodeError(f"{path.shown!r} is not a regular file")
+                sizes.append(path.nbytes())
     return sizes
 
 
@@ -211,7 +210,7 @@ def _small(item: _orbax.Item, leaf: _orbax.Leaf, data: np.ndarray) -> Any:
 
 def _aggregated(item: _orbax.Item) -> Any:
     try:
-        return core.restore(read_all(joined(item.path, _orbax.AGGREGATE)), None, None)
+        return core.restore((item.path / _orbax.AGGREGATE).read_bytes(), None, None)
     except FileNotFoundError:
         raise CorruptionError(f"{_orbax.AGGREGATE}, which has values, is missing") from None
 

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +28,7 @@ from treepack._src.formats.safetensors.writing import (
     text_metadata,
 )
 from treepack._src.options import Export, Saved, Writing
+from treepack._src.storage.address import Address
 from treepack._src.storage.content import Openable, Opened
 from treepack._src.storage.deferred import InContent
 from treepack.errors import DecodeError
@@ -55,13 +55,13 @@ class Safetensors(Format):
         return SafetensorsReader(source, opened, **options)
 
     def find(
-        self, path: str | os.PathLike[str], names: Sequence[str], *, has_checkpoint: bool
+        self, path: Address, names: Sequence[str], *, has_checkpoint: bool
     ) -> Callable[..., Any] | None:
         """Finds a directory of such files."""
         is_one = any(has_suffix(name, SUFFIXES) for name in names)
         return functools.partial(RepositoryReader, path) if is_one else None
 
-    def check(self, path: str, export: Export, options: Mapping[str, Any]) -> None:
+    def check(self, path: Address, export: Export, options: Mapping[str, Any]) -> None:
         """Raises a ValueError for options of `save` that do not apply to safetensors."""
         for name, reason in _NOT_HERE.items():
             if options.get(name) not in (None, False):
@@ -77,7 +77,7 @@ class Safetensors(Format):
                     "file: choose another path"
                 )
 
-    def room(self, path: str) -> str | None:
+    def room(self, path: Address) -> Address | None:
         """Returns the directory itself, or one beside a file."""
         return room_of(path)
 
@@ -87,7 +87,7 @@ class Safetensors(Format):
 
     def write(
         self,
-        path: str,
+        path: Address,
         leaves: Leaves,
         metadata: Mapping[str, str] | None,
         writing: Writing,

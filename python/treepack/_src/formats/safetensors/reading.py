@@ -36,12 +36,10 @@ from treepack._src.formats.safetensors.header import (
 from treepack._src.options import Reading
 from treepack._src.printable import printable
 from treepack._src.restore.report import ABSENT
-from treepack._src.storage.content import Openable, Opened, open_parts, read_all
-from treepack._src.storage.foreign import names_in, substitute
+from treepack._src.storage.address import Address
+from treepack._src.storage.content import Openable, Opened, open_parts
+from treepack._src.storage.foreign import substitute
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import beside, joined
-from treepack._src.storage.store import RemoteStore
-from treepack._src.storage.stores import store_of
 from treepack._src.tasks import run
 from treepack.errors import DamagedFileError, DecodeError, NoManifestError, TreepackError
 
@@ -124,16 +122,16 @@ class RepositoryReader(Unchecked, ShardedReader):
     def _damage_of_files(self) -> Iterator[str]:
         return iter(())  # noted when their headers are read
 
-    def _place(self, name: str) -> str:
-        return joined(self._path, name) if name else self._path
+    def _place(self, name: str) -> Address:
+        return self._path / name if name else self._path
 
     def _read_manifest(self, source: Openable) -> tuple[bytes, core.Manifest]:
         """Makes the manifest of the headers of the files, and lays out their arrays."""
         name = None
         if has_suffix(source, (INDEX_SUFFIX,)):
             name = os.path.basename(self._path)  # noqa: PTH119
-            self._path = beside(self._path, "")
-        names = [] if has_suffix(source) else names_in(self._path)
+            self._path = self._path.beside("")
+        names = [] if has_suffix(source) else self._path.names()
         index = _read_index(self._path, names, name, self._lose)
         files = sorted(set(index.values())) or _files_in(names, self._lose)
         if not files and has_suffix(source):
@@ -173,7 +171,7 @@ class RepositoryReader(Unchecked, ShardedReader):
         """Returns the tree with the arrays of local files, which are read without requests."""
         laid = self._laid
         del self._laid  # the catalog keeps it
-        return laid if store_of(self._path)[0].is_local else self.manifest.content
+        return laid if self._path.is_local else self.manifest.content
 
     def lazily(
         self, place: Place, reading: Reading, marks: core.Marks | None, stays: StayLazy | None
@@ -214,11 +212,10 @@ class RepositoryReader(Unchecked, ShardedReader):
 
     def _open_all(self, names: list[str]) -> dict[str, tuple[Opened, core.Tensors]]:
         """Opens all files and reads their headers, of remote ones many at a time."""
-        store, _ = store_of(self._path)
         opening: list[Callable[[], tuple[Opened, core.Tensors] | DamagedFileError]]
         opening = [functools.partial(self._open, name) for name in names]
         opened = {}
-        results = run(opening, store.at_once if isinstance(store, RemoteStore) else 1)
+        results = run(opening, self._path.at_once)
         for name, result in zip(names, results, strict=True):
             if isinstance(result, DamagedFileError):
                 self._lose(result)
@@ -330,7 +327,7 @@ def _files_in(names: list[str], lose: Callable[[DamagedFileError], None]) -> lis
 
 
 def _read_index(
-    path: str, names: list[str], given: str | None, lose: Callable[[DamagedFileError], None]
+    path: Address, names: list[str], given: str | None, lose: Callable[[DamagedFileError], None]
 ) -> dict[str, str]:
     """Returns the file of each array by the index of a directory; empty if it has none.
 
@@ -352,7 +349,7 @@ def _read_index(
         raise NoManifestError(
             f"the directory has several indices: {', '.join(indices)}: load one of them by its path"
         )
-    data = read_all(joined(path, indices[0]))
+    data = (path / indices[0]).read_bytes()
     try:
         files = json.loads(data)["weight_map"]
         if not isinstance(files, dict) or not {*map(type, files.values())} <= {str}:
@@ -366,7 +363,7 @@ def _read_index(
         folder, _, name = file.rpartition("/")
         if folder not in there:
             is_inside = {"", ".", ".."}.isdisjoint(folder.split("/"))
-            there[folder] = names_in(joined(path, folder)) if is_inside else []
+            there[folder] = (path / folder).names() if is_inside else []
         if name not in there[folder]:
             text = f"{indices[0]} names {file}, which is not in the directory: download it, too"
             lose(DamagedFileError(text))

@@ -47,9 +47,7 @@ from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.registry.code import is_code
 from treepack._src.saving.directory import warn_of_kept
 from treepack._src.saving.lease import Permit, leased
-from treepack._src.storage.entries import entries, is_local, remove, remove_files
-from treepack._src.storage.place import absolute, beside, joined, shown
-from treepack._src.storage.write import save_layout
+from treepack._src.storage.address import Address
 from treepack.errors import CorruptionError, TreepackError, UnserializableLeafError
 
 _PLAIN = (bool, int, float, complex, str, bytes)
@@ -204,7 +202,7 @@ class Save:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: Address,
         arrays: Mapping[str, Any],
         metadata: Mapping[str, str] | None,
         writing: Writing,
@@ -227,7 +225,7 @@ class Save:
         self._is_file = max_shard_size is None
         several = [arrays] if max_shard_size is None else split(arrays, max_shard_size)
         self._parts = [part_of(part, metadata) for part in several]
-        self._path = absolute(path)  # the working directory may change
+        self._path = path.absolute()  # the working directory may change
         self._writing, self._exchange = writing, exchange
         self._layouts: dict[int, core.Layout] = {}
         if snapshot and exchange is None:
@@ -264,7 +262,7 @@ class Save:
             self._exchange.agree(self._plan(), ["", []])
             self._write([], tell, permit)
             self._exchange.gather()
-        if is_local(room):
+        if room.is_local:
             with contextlib.suppress(OSError):
                 Path(room).rmdir()
 
@@ -277,7 +275,7 @@ class Save:
                 if exchange is None
                 else exchange.opened(tell, self._nbytes)
             ):
-                before = {entry.name for entry in entries(path)}
+                before = {entry.name for entry in path.entries()}
                 _check_free(path, before)
                 names = _names(len(self._parts), before)
                 try:
@@ -292,23 +290,23 @@ class Save:
                     raise
                 if names != [WHOLE]:  # after an error, a store may have it
                     index = _index(dict(zip(names, self._parts, strict=True)))
-                    permit.commit(joined(path, INDEX), index, durable=self._writing.durable)
+                    permit.commit(path / INDEX, index, durable=self._writing.durable)
             if not permit.is_held:
                 return
             old = {name for name in before if SHARD.fullmatch(name) or _TEMPORARY.fullmatch(name)}
             old |= {WHOLE, INDEX} & before
             if names == [WHOLE] and INDEX in old:
-                remove_files(joined(path, INDEX))  # readers prefer it, so it goes first
+                path.remove_files([INDEX])  # readers prefer it, so it goes first
             _remove(path, old - {*names, INDEX})
             if exchange is None:
                 with contextlib.suppress(OSError):  # of a save of several processes, if killed
-                    remove(joined(path, HIDDEN))
+                    (path / HIDDEN).remove()
 
     def _follow(self, exchange: Exchange, tell: Tell | None) -> None:
         """Writes the files of another process than 0."""
         with exchange.opened(tell, self._nbytes):
             save, names = exchange.agree(self._plan())
-            permit = Permit(self._path, save) if save and is_local(self._path) else Permit()
+            permit = Permit(self._path, save) if save and self._path.is_local else Permit()
             self._write(names, tell, permit)
 
     def _plan(self) -> int:
@@ -330,23 +328,23 @@ class Save:
             layout = self._layouts.pop(at, None)
             if layout is None:
                 layout = self._parts[at].layout(snapshot=False)
-            place = self._path if self._is_file else joined(self._path, names[at])
-            save_layout(layout, place, self._writing, each)
+            place = self._path if self._is_file else self._path / names[at]
+            place.save(layout, self._writing, each)
             del layout
             before += self._parts[at].nbytes
 
 
-def room_of(path: str) -> str:
+def room_of(path: Address) -> Address:
     """Returns the directory of the files that a save of several processes keeps until it ends."""
-    return beside(path, f".{os.path.basename(path)}") if has_suffix(path) else path  # noqa: PTH119
+    return path.beside(f".{os.path.basename(path)}") if has_suffix(path) else path  # noqa: PTH119
 
 
-def _check_free(path: str, names: set[str]) -> None:
+def _check_free(path: Address, names: set[str]) -> None:
     """Raises a TreepackError if readers would find another checkpoint in the directory."""
     others = sorted(name for name in names if name.endswith(INDEX_SUFFIX) and name != INDEX)
     for name in [MANIFEST] * (MANIFEST in names) + others:
         raise TreepackError(
-            f"{shown(path)} has another checkpoint, {name}: choose another directory, or remove it"
+            f"{path.shown} has another checkpoint, {name}: choose another directory, or remove it"
         )
 
 
@@ -369,16 +367,16 @@ def _index(files: Mapping[str, Part]) -> bytes:
     return (json.dumps(index, indent=2, sort_keys=True) + "\n").encode()
 
 
-def _remove(path: str, names: set[str]) -> None:
+def _remove(path: Address, names: set[str]) -> None:
     """Removes files, and temporary files of dead processes; warns of files that must stay."""
     kept = []
     for name in sorted(names):
         try:
             if _TEMPORARY.fullmatch(name):
-                core.remove_if_dead(Path(joined(path, name)))
+                core.remove_if_dead(Path(path / name))
                 continue
-            remove_files(joined(path, name))
+            path.remove_files([name])
         except OSError:
-            kept.append(joined(path, name))
+            kept.append(path / name)
     if kept:
         warn_of_kept(kept)

@@ -1,0 +1,589 @@
+"""Names files and directories, local or at URLs, and lists, writes and removes them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import treepack._core as core
+from treepack._src import formats
+from treepack._src.calls import repeated
+from treepack._src.options import Compress, Progress, Writing, progress_bar
+from treepack._src.printable import printable, warn
+from treepack._src.storage import remote as _remote
+from treepack._src.storage import write as _write
+from treepack._src.storage.disk import Disk
+from treepack._src.storage.naming import naming
+from treepack._src.storage.store import ABSENT, Entry, Store, is_hidden
+from treepack._src.storage.stores import file_at, remote_store
+from treepack._src.storage.urls import Url, local, shown
+
+_DISK = Disk()
+
+
+class RemotePath(Protocol):
+    """A path of another file system, such as a `UPath`."""
+
+    @property
+    def protocol(self) -> str:
+        """The scheme of the URL."""
+
+    @property
+    def storage_options(self) -> Mapping[str, Any]:
+        """The options of the file system."""
+
+
+Location = str | os.PathLike[str] | RemotePath
+"""The location of a file or directory: a path, a URL, or a `UPath`."""
+
+
+class Address(str):
+    """The path of a local file or directory, or its URL with the options of its store.
+
+    It is made once, where a caller passes a path, and is normal from there on: a `file://` URL is
+    the path, a leading `~` the home folder, and a `UPath` the URL with its file system. As a `str`,
+    it is the path that the system takes, or the URL; `shown` is the text for messages.
+
+    Attributes:
+      url: The URL; `None` if it is local.
+    """
+
+    url: Url | None = None
+
+    # Making one
+
+    @classmethod
+    def of(
+        cls,
+        path: Any,
+        storage_options: Mapping[str, Any] | None = None,
+        *,
+        for_file: str = "pass its path",
+    ) -> Address:
+        """Returns the address of a path or URL; see `or_data`.
+
+        `for_file` is the remedy in the error for a file object.
+
+        Raises:
+          TypeError: If `path` has another type.
+          FileNotFoundError: If it is empty.
+        """
+        address = cls.or_data(path, storage_options)
+        if not isinstance(address, Address):
+            remedy = (
+                "the path comes first, as in save(path, tree), or second, as in "
+                "serialization.load_from_file(tree, path)"
+            )
+            if hasattr(path, "write"):
+                remedy = for_file
+            raise TypeError(f"expected a path or a URL, got {type(path).__name__}: {remedy}")
+        address.check()
+        return address
+
+    @staticmethod
+    def or_data(source: Any, storage_options: Mapping[str, Any] | None = None) -> Any:
+        """Returns the address of a path or URL; data and file objects unchanged.
+
+        Raises:
+          TypeError: If the options are not a mapping.
+          ValueError: If a path contains NUL, or there are options, but the source is not a URL.
+        """
+        if storage_options is not None and not isinstance(storage_options, Mapping):
+            # Shows only the type: the value may be a secret.
+            kind = type(storage_options).__name__
+            raise TypeError(f'storage_options= must be a dict, such as {{"region": …}}, got {kind}')
+        if not isinstance(source, Address):
+            own = getattr(source, "storage_options", None)
+            protocol = getattr(source, "protocol", "")
+            if own is not None and isinstance(protocol, str) and protocol not in _LOCAL:
+                options = {**own, **(storage_options or {})}
+                file_system = None if storage_options else getattr(source, "fs", None)
+                return _of_url(Url(str(source), options, file_system))
+            if isinstance(source, (str, os.PathLike)):
+                source = _of_text(os.fsdecode(source))
+        if storage_options is None:
+            return source
+        if not isinstance(source, Address) or source.url is None:
+            raise ValueError(
+                "storage_options= apply only to URLs, and this is not a URL: leave them out"
+            )
+        _, own, file_system = source.url
+        return _of_url(Url(str(source), {**own, **storage_options}, file_system))
+
+    @classmethod
+    def further(cls, source: Any, storage_options: Mapping[str, Any] | None) -> Any:
+        """Returns a further source of a call, such as its base; see `or_data`.
+
+        Only a URL without options of its own takes those of the call.
+        """
+        if source is None:
+            return None
+        has_own = getattr(source, "storage_options", None) is not None
+        address = cls.or_data(source)
+        is_url = isinstance(address, Address) and not address.is_local
+        is_bare = is_url and not has_own and address is not source
+        return cls.or_data(address, storage_options) if is_bare else address
+
+    @classmethod
+    def directory(cls, given: Any, storage_options: Mapping[str, Any] | None = None) -> Address:
+        """Returns the normal address of a directory.
+
+        Raises:
+          TypeError: If it has another type.
+        """
+        directory = cls.or_data(given, storage_options)
+        if not isinstance(directory, Address):
+            kind = type(directory).__name__
+            raise TypeError(f"expected the path of a directory, which comes first, got {kind}")
+        return directory.normal()
+
+    def check(self) -> None:
+        """Raises a FileNotFoundError for an empty path, which would be the working directory."""
+        if self == "":
+            raise FileNotFoundError(errno.ENOENT, "The path is empty", "")
+
+    def like(self, text: str) -> Address:
+        """Returns another path, or another URL of the same store."""
+        return Address(text) if self.url is None else _of_url(self.url._replace(text=text))
+
+    # Names
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a path of the system, not a URL of a store."""
+        return self.url is None
+
+    @property
+    def shown(self) -> str:
+        """The text for messages: of a URL without its login and the values of its query."""
+        return str(self) if self.url is None else self.url.shown
+
+    @property
+    def plain(self) -> str:
+        """The path as text, or the URL with its options; for results of public functions."""
+        return str(self) if self.url is None else self
+
+    def __truediv__(self, name: str) -> Address:
+        """Returns a file in this directory."""
+        if self.url is None:
+            return Address(os.path.join(self, name))  # noqa: PTH118
+        return self._changed(lambda link: f"{link}{'' if link.endswith('/') else '/'}{name}")
+
+    def beside(self, name: str) -> Address:
+        """Returns a file in the same directory."""
+        if self.url is None:
+            return Address(os.path.join(os.path.dirname(self), name))  # noqa: PTH118, PTH120
+        return self._changed(lambda link: f"{link.rpartition('/')[0]}/{name}")
+
+    def _changed(self, change: Callable[[str], str]) -> Address:
+        # In a chain, the first link with a path has it.
+        links = self.split("::")
+        at = next(at for at, link in enumerate(links) if "://" in link)
+        links[at] = change(links[at])
+        return self.like("::".join(links))
+
+    def normal(self) -> Address:
+        """Returns it without `.` and empty parts; a chain of URLs as it is.
+
+        `..` stays in a path: after a link, it is not the directory before.
+        """
+        if self.url is None:
+            return Address(os.fspath(Path(self)))
+        if "::" in self:
+            return self
+        scheme, _, rest = self.partition("://")
+        return self.like(f"{scheme}://{os.path.normpath(rest)}")
+
+    def absolute(self) -> Address:
+        """Returns a path that stays valid when the working directory changes; a URL unchanged."""
+        if self.url is not None or os.path.isabs(self):  # noqa: PTH117
+            return self  # the working directory may be gone
+        try:
+            # Not `abspath`, which resolves `..` after a link differently.
+            return Address(os.path.join(os.getcwd(), self))  # noqa: PTH109, PTH118
+        except FileNotFoundError as error:
+            text = "The working directory was removed: pass an absolute path"
+            raise FileNotFoundError(errno.ENOENT, text, str(self)) from error
+
+    def fixed(self) -> Address:
+        """Returns the normal, absolute address of a directory to write to."""
+        return self.normal().absolute()
+
+    def real(self) -> Address:
+        """Returns the URL, or the path with links resolved."""
+        if self.url is None:
+            return Address(os.path.realpath(self.absolute()))
+        return self.like(self.rstrip("/"))
+
+    def spellings(self) -> list[str]:
+        """Returns the path or URL as given, and absolute."""
+        if self.url is None:
+            return [str(self), os.path.abspath(self)]  # noqa: PTH100
+        return [str(self), self.rstrip("/")]
+
+    @property
+    def has_flax_suffix(self) -> bool:
+        """Whether the name says that flax reads the file."""
+        return self.lower().removesuffix(".gz").endswith(".msgpack")
+
+    def compression(self, compress: Compress | None = None) -> Compress:
+        """Returns how a file of msgpack is compressed: as chosen, or as its name says.
+
+        Raises:
+          ValueError: If its name has the suffix of another format or compression.
+        """
+        is_gzip = self.endswith(".gz")
+        if compress == "numbers" and is_gzip:
+            raise ValueError(
+                f'{self.shown!r}: .gz is for gzip, and "numbers" is another compression: choose a '
+                "name without .gz"
+            )
+        suffix = os.path.splitext(self.lower().removesuffix(".gz"))[1]  # noqa: PTH122
+        format = formats.of_suffix(suffix)
+        library = _FOREIGN.get(suffix) if format is None else format.library
+        if library is None:
+            return is_gzip if compress is None else compress
+        others = [each for each in formats.known() if each.is_saved and each is not format]
+        arrays = "".join(f", or {each.suffixes[0]} for arrays alone" for each in others)
+        is_converted = format is not None and not format.is_saved
+        hint = ", and run `treepack convert` on it" if is_converted else ""
+        raise ValueError(
+            f"{self.shown!r}: cannot write msgpack to a {suffix} file, which is for {library}: "
+            f"choose .treepack or .msgpack{arrays}{hint}"
+        )
+
+    # Directories
+
+    def store(self) -> tuple[Store, str]:
+        """Returns the store, and the path there; see `remote_store` for errors."""
+        return (_DISK, str(self)) if self.url is None else remote_store(self.url)
+
+    @property
+    def at_once(self) -> int:
+        """The maximum number of requests at a time; 1 if it is local."""
+        return 1 if self.url is None else remote_store(self.url)[0].at_once
+
+    def entries(self, *, hidden: bool = False) -> list[Entry]:
+        """Returns the entries of the directory; none if it is missing.
+
+        Raises:
+          NotADirectoryError: If it is a file.
+        """
+        store, path = self.store()
+        with _of_directory():
+            all_entries = store.entries(path)
+        return [entry for entry in all_entries if hidden or not is_hidden(entry.name)]
+
+    def listed(self) -> list[Entry] | None:
+        """Returns the entries of the directory; `None` if it is missing or may not be listed."""
+        store, path = self.store()
+        entries = store.listed(path)
+        return entries and [entry for entry in entries if not is_hidden(entry.name)]
+
+    def names(self) -> list[str]:
+        """Returns the sorted names in the directory; empty if it cannot be listed."""
+        # File systems may raise any type; it is only for an error message.
+        with contextlib.suppress(Exception):
+            return sorted(entry.name for entry in self.entries())
+        return []
+
+    def exists(self) -> bool:
+        """Returns whether there is a file or directory."""
+        store, path = self.store()
+        return store.exists(path)
+
+    def is_directory(self) -> bool:
+        """Returns whether there is a directory."""
+        store, path = self.store()
+        return store.is_directory(path)
+
+    def is_special(self) -> bool:
+        """Returns whether there is a local pipe, which blocks its reader, a device or the like."""
+        if self.url is not None:
+            return False
+        try:
+            mode = repeated(os.stat, self).st_mode
+        except OSError as error:
+            return error.errno == errno.ELOOP
+        return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+    def nbytes(self) -> int:
+        """Returns the size of the file in bytes."""
+        if self.url is None:
+            return repeated(os.stat, self).st_size
+        return _remote.remote(self.url)[0].nbytes
+
+    def is_object(self) -> bool:
+        """Returns whether a store with conditions has a file of this name, in one request."""
+        if self.url is not None:
+            store, path = remote_store(self.url)
+            if path and store.has_conditions:  # file systems raise their own errors
+                with contextlib.suppress(OSError):  # usually it does not exist
+                    return len(memoryview(store.range(path.rstrip("/"), 0, 1, None))) > 0
+        return False
+
+    # Removing and linking
+
+    def remove(self) -> None:
+        """Removes the file, or the directory with its content, unless it is gone already."""
+        store, path = self.store()
+        store.remove(path)
+
+    def remove_files(self, names: Iterable[str]) -> None:
+        """Removes files of this directory, in one request where possible; some may be gone."""
+        places = [(self / name).store() for name in names]
+        if places:
+            places[0][0].delete([path for _, path in places])
+
+    def remove_dead(self) -> None:
+        """Removes a temporary file of the core if its writer is dead and it is local."""
+        if self.url is None:
+            with contextlib.suppress(OSError):
+                core.remove_if_dead(Path(self))
+
+    def link_to(self, target: Address, *, durable: bool) -> None:
+        """Gives the file another name in its store: by a hard link, or a copy made by the store.
+
+        Raises:
+          OSError: If the store has no such links.
+          NotImplementedError: The same, from libraries.
+        """
+        (store, old), (_, new) = self.store(), target.store()
+        if self.real() == target.real() and store.exists(old):  # a checkpoint is saved again
+            return
+        store.link(old, new, durable=durable)
+
+    # Small files
+
+    def read_bytes(self) -> bytes:
+        """Reads a small file.
+
+        Raises:
+          DecodeError: If it is not a regular file.
+        """
+        if self.url is not None:
+            return _remote.read_small(self.url)
+        return bytes(_DISK.get(str(self)).data)
+
+    def read_files(self, names: Sequence[str]) -> list[bytes]:
+        """Reads small files of this directory; this may be the first of them, too.
+
+        All except the first may be missing, and are empty then.
+
+        Raises:
+          FileNotFoundError: If the first is missing.
+        """
+        with naming(self):
+            first = self / names[0] if self.is_directory() else self
+            files = [first.read_bytes()]
+            for name in names[1:]:
+                files.append(b"")
+                with contextlib.suppress(FileNotFoundError):
+                    files[-1] = first.beside(name).read_bytes()
+        return files
+
+    def versioned(self) -> tuple[bytes | None, Any]:
+        """Reads a small file that is replaced on the condition that it has not changed.
+
+        Returns:
+          Its bytes, or `None` if it is missing, and its version for `write_bytes`.
+        """
+        store, path = self.store()
+        try:
+            with _of_directory():
+                response = store.get(path)
+        except FileNotFoundError:
+            return None, ABSENT
+        return bytes(response.data), response.version
+
+    def write_bytes(self, data: bytes, before: Any = None, *, durable: bool) -> None:
+        """Writes a small file atomically; see `Store.put`."""
+        store, path = self.store()
+        store.put(path, data, before, durable=durable)
+
+    # Files of any size
+
+    def save(
+        self,
+        layout: core.Layout,
+        writing: Writing,
+        progress: Progress = None,
+        check: Check | None = None,
+    ) -> None:
+        """Writes an encoding to the file, atomically.
+
+        Missing directories are created.
+        """
+        nbytes = layout.nbytes + (layout.nbytes >> 10) + 1024  # compression may add a little
+        layouts = [layout]  # the traceback of an error must not keep the arrays alive
+        del layout
+        with progress_bar(progress, "save") as tell:
+
+            def each(done: int, total: int) -> None:
+                if check is not None and done == total:
+                    check()
+                if tell is not None:
+                    tell(done, total)
+
+            def save(place: str | core.Pipe) -> int:
+                return layouts.pop().save(
+                    place,
+                    compress=writing.compress,
+                    level=writing.level,
+                    durable=writing.durable,
+                    threads=writing.threads,
+                    progress=tell if check is None else each,
+                )
+
+            if self.url is not None:
+                return _remote.write(self.url, save, nbytes)
+            try:
+                save(self)
+            except (IsADirectoryError, NotADirectoryError) as error:
+                is_inside = isinstance(error, NotADirectoryError) and os.path.basename(self)  # noqa: PTH119
+                error.add_note(
+                    "a folder above it is a file: choose another folder"
+                    if is_inside
+                    else "choose a file in it; save(..., sharded=True) writes a directory"
+                )
+                raise
+
+    def write_content(
+        self, content: core.Content, *, durable: bool, check: Check | None = None
+    ) -> None:
+        """Writes a file of any size atomically."""
+
+        def parts() -> Iterator[bytes]:
+            yield from _write.pieces(content)
+            if check is not None:
+                check()
+
+        if self.url is None:
+            with self.replacing(durable=durable) as file:
+                file.writelines(parts())
+        else:
+            store, path = file_at(self.url)
+            store.upload(path, parts(), content.nbytes)
+
+    def copy_to(self, target: Address, check: Check | None = None) -> int:
+        """Copies this local file, atomically; returns its number of bytes.
+
+        To a local path the system copies, which shares the blocks on disk where the file system
+        can.
+        """
+        content = core.Content.map(self)
+        if target.url is not None:
+            target.write_content(content, durable=True, check=check)
+            return content.nbytes
+        with target.replacing() as file:
+            copied = _write.copied(self, file.fileno(), content.nbytes)
+            file.seek(copied)
+            file.writelines(_write.pieces(content, copied))
+            if check is not None:
+                check()
+        return content.nbytes
+
+    @contextlib.contextmanager
+    def replacing(self, *, durable: bool = True) -> Iterator[IO[bytes]]:
+        """Yields a file of another format that replaces this one, or is uploaded, on success.
+
+        Missing directories are created.
+        """
+        if self.url is not None:
+            with self.spool() as file:
+                yield file
+                file.flush()
+                content = core.Content.map(file.name) if file.tell() else core.Content.lent(b"")
+                self.write_content(content, durable=durable)
+            return
+        with _write.temporary(self, self, private=False) as (replacement, file):
+            yield file
+            with naming(self):
+                file.close()
+                replacement.complete(durable=durable)
+
+    @contextlib.contextmanager
+    def spool(self) -> Iterator[IO[bytes]]:
+        """Yields a private temporary file, and removes it afterwards.
+
+        It is in the directory of a local path, or, for URLs, in the default directory for temporary
+        files. Errors in writing name the path.
+        """
+        place = self if self.url is None else f"{tempfile.gettempdir()}/treepack"
+        with _write.temporary(place, self, private=True) as (_, file):
+            yield file
+
+
+# Raises an error if a file must not get its name; called when its bytes are written.
+Check = Callable[[], None]
+
+# The protocols of file systems whose paths are local.
+_LOCAL = ("", "file", "local")
+
+
+def _of_url(url: Url) -> Address:
+    address = Address(url.text)
+    address.url = url
+    return address
+
+
+def _of_text(text: str) -> Address:
+    """Returns the address of a path or URL."""
+    if "\0" in text:
+        raise ValueError(f"{shown(text)!r} contains NUL, which no path has: leave it out")
+    path = local(text)
+    if path is None:
+        return _of_url(Url(text, {}, None))
+    path = os.path.expanduser(path)  # noqa: PTH111  # Path.expanduser raises for unknown users
+    if "$" in path:
+        _warn_of_variables(path)
+    return Address(path)
+
+
+def _warn_of_variables(path: str) -> None:
+    """Warns of a path with a variable of the environment that is meant to be expanded."""
+    if os.path.expandvars(path) != path and not os.path.lexists(path):
+        warn(
+            f"{printable(path)!r} has a variable of the environment, which is part of the name "
+            "here: pass os.path.expandvars(path) for its value"
+        )
+
+
+@contextlib.contextmanager
+def _of_directory() -> Iterator[None]:
+    """Adds to errors in reading a directory that is a file what to pass instead."""
+    try:
+        yield
+    except NotADirectoryError as error:
+        error.add_note("treepack: pass a directory; treepack.load reads a file")
+        raise
+
+
+# The suffixes of other formats.
+_FORMATS = {
+    "PyTorch": ".pt .pth",
+    "HDF5": ".h5 .hdf5",
+    "Keras": ".keras",
+    "pickle": ".pkl .pickle",
+    "JSON": ".json",
+    "GGUF": ".gguf",
+    "ONNX": ".onnx",
+    "zip": ".zip",
+    "tar": ".tar .tgz",
+    "Zstandard": ".zst",
+    "bzip2": ".bz2",
+    "xz": ".xz",
+    "LZ4": ".lz4",
+    "Parquet": ".parquet",
+    "Arrow": ".arrow .feather",
+    "CSV": ".csv",
+    "YAML": ".yaml .yml",
+    "TOML": ".toml",
+}
+_FOREIGN = {suffix: name for name, suffixes in _FORMATS.items() for suffix in suffixes.split()}

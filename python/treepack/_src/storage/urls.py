@@ -1,0 +1,122 @@
+"""The text of URLs: what they are, and what of them may be shown."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+# fsspec chains URLs: `simplecache::s3://bucket/model`, `zip://model::s3://bucket/models.zip`.
+_URL = re.compile(r"(?:[a-zA-Z][a-zA-Z0-9+.-]+::)*[a-zA-Z][a-zA-Z0-9+.-]+:/")
+
+# Schemes are case-insensitive. With a single slash, pathlib has changed it.
+_FILE = re.compile(r"file:/", re.IGNORECASE)
+
+
+class Url(NamedTuple):
+    """A URL with its store.
+
+    Attributes:
+      text: The URL.
+      options: The options of the store.
+      file_system: The fsspec file system that the caller passed, or `None`.
+    """
+
+    text: str
+    options: Mapping[str, Any]
+    file_system: Any
+
+    @property
+    def shown(self) -> str:
+        """The URL for messages; see `shown`."""
+        return shown(self.text)
+
+
+def local(text: str) -> str | None:
+    """Returns text as the path of a local file, also a `file://` URL; `None` if it is another URL.
+
+    Raises:
+      ValueError: If pathlib changed a URL so that it looks like a local path.
+    """
+    if not _URL.match(text):
+        return text
+    if not _FILE.match(text):
+        if "://" not in text:
+            raise ValueError(
+                f"{shown(text)!r} is a URL that pathlib changed: pass it as a str, with ://"
+            )
+        return None
+    from urllib.parse import unquote, urlsplit
+
+    return unquote(urlsplit(text).path)
+
+
+def shown(path: str | os.PathLike[str]) -> str:
+    """Returns a path or URL as text for messages, without its login and the values of its query.
+
+    So errors and logs contain no passwords or signatures of presigned URLs.
+    """
+    text = str(os.fsdecode(path))  # not an `Address`
+    if not _URL.match(text) or _FILE.match(text):
+        return text
+    text = _LOGIN.sub(_without_login, text)
+    at = min((at for mark in "?#" if (at := text.find(mark)) >= 0), default=len(text))
+    place, query = text[:at], text[at:]
+    if "=" not in query and query.startswith("?") and _WEB.search(place):
+        return f"{place}?{_HIDDEN}"
+    return place + _VALUE.sub(f"={_HIDDEN}", query)
+
+
+def without_secrets(text: str, url: str) -> str:
+    """Returns text, such as an error of a store, without the parts of the URL that `shown` hides.
+
+    In queries of other URLs, such as in requests, it hides values with names of secrets.
+    """
+    text = text.replace(url, shown(url))
+    text = _LOGIN_IN_TEXT.sub(_without_login, text)
+    text = _SECRET_IN_TEXT.sub(rf"\1={_HIDDEN}", text)
+    for secret in _secrets(url):
+        text = text.replace(secret, _HIDDEN)
+    return text
+
+
+_HIDDEN = "***"
+
+# A login ends before the path, unless its password contains a slash and thus is not a port.
+_LOGIN = re.compile(
+    r"([a-zA-Z][a-zA-Z0-9+.-]*:/+)([^/?#]*|[^/?#:\[]*:(?!:|\d*(?:[/?#]|$)).*)@", re.DOTALL
+)
+_LOGIN_IN_TEXT = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*:/+)([^/?#\s'\"]*)@")
+_VALUE = re.compile(r"=[^&;#]*")
+_SECRET_IN_TEXT = re.compile(
+    r"([?&][^=&?\s]*(?:sig|token|secret|passw|credential|auth|key)[^=&?\s]*)=[^&#\s]*",
+    re.IGNORECASE,
+)
+_WEB = re.compile(r"https?:/", re.IGNORECASE)
+
+# Shorter values may be common words.
+_LEAST_PASSWORD = 4
+_LEAST_VALUE = 8
+
+
+def _without_login(match: re.Match[str]) -> str:
+    scheme, login = match[1], match[2]
+    # For other schemes, a name alone is not a login: `abfs://container@account…`.
+    is_name = ":" not in login and not _WEB.fullmatch(scheme.rstrip("/") + "/")
+    return match[0] if is_name else f"{scheme}{_HIDDEN}@"
+
+
+def _secrets(url: str) -> list[str]:
+    """Returns the passwords and query values of a URL, longest first."""
+    from urllib.parse import unquote
+
+    if not _URL.match(url) or _FILE.match(url):
+        return []
+    logins = [match[2] for match in _LOGIN.finditer(url) if _without_login(match) != match[0]]
+    passwords = [login.partition(":")[2] or login for login in logins]
+    _, _, query = url.partition("?")
+    values = [match[0][1:] for match in _VALUE.finditer(query)]
+    secrets = {password for password in passwords if len(password) >= _LEAST_PASSWORD}
+    secrets |= {value for value in values if len(value) >= _LEAST_VALUE}
+    return sorted(secrets | {unquote(secret) for secret in secrets}, key=len, reverse=True)
