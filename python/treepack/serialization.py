@@ -43,7 +43,7 @@ from treepack._src.restore.template import from_state_dict, restore_encoded
 from treepack._src.saving.background import Saving, is_saving, run, wait_for
 from treepack._src.saving.layout import Chunks, plain_layout, state_layout
 from treepack._src.storage.address import Address, Location
-from treepack._src.storage.content import check_is_bytes, read_whole
+from treepack._src.storage.content import check_is_bytes, content_of
 from treepack._src.storage.naming import naming
 from treepack.errors import GzipError
 
@@ -341,7 +341,7 @@ def load_from_file(
     path = Address.of(filepath, options.get("storage_options"))
     with naming(path):
         try:
-            content = read_whole(path, opening)
+            content = content_of(path, opening)
         except IsADirectoryError as error:
             error.add_note(
                 "treepack.load reads directories; containers='plain' gives dicts and lists"

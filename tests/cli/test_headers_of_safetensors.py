@@ -21,7 +21,7 @@ from treepack import DecodeError
 from treepack._src.formats.safetensors import FORMAT
 from treepack._src.formats.safetensors.header import SAFETENSORS
 from treepack._src.storage.address import Address
-from treepack._src.storage.content import open_parts
+from treepack._src.storage.content import Opened
 
 ARRAY: dict[str, Any] = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 
@@ -85,7 +85,7 @@ def hostile_headers() -> dict[str, bytes]:
 
 
 def read(path: str, separator: str) -> Any:
-    tree, _ = FORMAT.tree_of(open_parts(Address.of(path)).content, separator, None)
+    tree, _ = FORMAT.tree_of(Opened.of(Address.of(path)).content, separator, None)
     return tree
 
 

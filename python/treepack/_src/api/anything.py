@@ -25,7 +25,7 @@ from treepack._src.formats import SEPARATOR
 from treepack._src.options import Opening, Progress
 from treepack._src.saving.layout import base_of
 from treepack._src.storage.address import Address
-from treepack._src.storage.content import Opened, open_parts, read_whole
+from treepack._src.storage.content import Opened, content_of
 from treepack._src.storage.naming import naming
 from treepack.errors import DecodeError, NoIndexError
 
@@ -83,11 +83,11 @@ def _opened(
     with naming(place):
         if base is not None:
             with contextlib.suppress(NoIndexError):
-                _check_is_patch(open_parts(place, max_size=max_size, join=False).content)
+                _check_is_patch(Opened.of(place, max_size=max_size, join=False).content)
         opening = Opening(
             max_size=max_size, progress=progress, base=base_of(base, max_size=max_size)
         )
-        file = open(read_whole(place, opening), max_size=max_size, unknown="dict")
+        file = open(content_of(place, opening), max_size=max_size, unknown="dict")
     reader = place_of(file).reader
     reader.given, reader.base = place, base
     return file
@@ -114,7 +114,7 @@ def _laid_out(
         # With other separators, paths differ from the reader's.
         if separator in (None, SEPARATOR) or not format.separators:
             return None
-        named = format.tree_of(open_parts(source).content, separator, max_size)
+        named = format.tree_of(Opened.of(source).content, separator, max_size)
         return layout_of(*named), format.name
     if content is not None and core.convertible(content) == "stream":
         with contextlib.suppress(DecodeError):  # a list in flax's format may begin like a stream

@@ -11,7 +11,7 @@ from typing import Any, Literal, Unpack, overload
 from treepack._src import formats
 from treepack._src.api import digest as _digest
 from treepack._src.api.streams import spooled
-from treepack._src.checkpoint.file import File, Tree, place_of
+from treepack._src.checkpoint.file import File, Tree
 from treepack._src.checkpoint.load import load_part, restore_described
 from treepack._src.checkpoint.opening import open_reader
 from treepack._src.checkpoint.placement import sharing
@@ -48,7 +48,7 @@ from treepack._src.saving.mapped import mapped_leaves
 from treepack._src.saving.sharded import ShardedWrite, is_distributed
 from treepack._src.storage.address import Address, Location
 from treepack._src.storage.content import Openable, content_of, downloaded, is_source
-from treepack._src.storage.naming import filename_of, naming
+from treepack._src.storage.naming import naming
 from treepack.errors import DecodeError, TreepackError
 
 
@@ -384,7 +384,7 @@ def _name_beside(base: Any, place: Address) -> str:
         return ""
     file = base
     if isinstance(base, File):
-        file = Address.or_data(filename_of(place_of(base).reader.given))
+        file = Address.or_data(base.path)
     if not isinstance(file, Address):
         return ""
     if file.real() == place.real():

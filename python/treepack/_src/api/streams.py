@@ -20,7 +20,7 @@ from treepack._src.options import Opening, StorageOptions
 from treepack._src.restore.compare import signature
 from treepack._src.saving.layout import plain_layout, state_layout
 from treepack._src.storage.address import Address, Location
-from treepack._src.storage.content import read_whole
+from treepack._src.storage.content import content_of
 from treepack._src.storage.deferred import Deferred, InContent
 from treepack._src.storage.naming import naming
 from treepack.errors import TreepackError
@@ -53,7 +53,7 @@ def read_stream(
     """
     source = Address.of(path, storage_options)
     with naming(source):
-        content = read_whole(source, Opening(max_size=max_size), may_be_empty=True)
+        content = content_of(source, Opening(max_size=max_size), may_be_empty=True)
         items = core.stream_items(content)
     for key, start, end in items:
         with naming(source):

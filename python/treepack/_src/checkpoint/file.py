@@ -35,7 +35,7 @@ from treepack._src.options import (
 from treepack._src.printable import MOST_ROWS, cells, padded, path_end, printable, shortened, warn
 from treepack._src.registry.static import metadata_in
 from treepack._src.storage.address import Address
-from treepack._src.storage.content import Openable, open_parts
+from treepack._src.storage.content import Openable, Opened
 from treepack._src.storage.naming import name_file, naming
 from treepack.errors import CorruptionError, DecodeError, MissingPathError
 
@@ -517,7 +517,7 @@ class File(Tree):
             return name
         if not reader.is_patch:
             return f"{name}, compressed"
-        content = open_parts(reader.given, join=False).content
+        content = Opened.of(reader.given, join=False).content
         return f"{name}, a patch of {printable(core.patch_parts(content)[0])}"
 
     @property

@@ -14,13 +14,7 @@ from treepack._src.checkpoint.shards import FILE, MANIFEST
 from treepack._src.formats import Format
 from treepack._src.options import check
 from treepack._src.storage.address import Address
-from treepack._src.storage.content import (
-    Openable,
-    Opened,
-    check_gzip,
-    downloaded,
-    open_parts,
-)
+from treepack._src.storage.content import Openable, Opened, check_gzip, downloaded
 from treepack.errors import (
     CorruptionError,
     DamagedFileError,
@@ -46,7 +40,7 @@ def open_reader(
     """Opens a file, or the directory of a sharded checkpoint or of another format.
 
     See `treepack.open`. With `is_directory` the source is known to be a directory. For `base`,
-    `place` and `join` see `open_parts`; a patch that is not joined has only metadata. With
+    `place` and `join` see `Opened.of`; a patch that is not joined has only metadata. With
     `salvage`, shards whose manifest is damaged are opened; with `"alone"`, also shards without one.
     """
     check("max_size", max_size)
@@ -57,7 +51,7 @@ def open_reader(
             named = formats.of_suffix(source)
             if named is not None and named.reads_paths:
                 return cast(Reader, named.open(source, None, **options))
-            opened = open_parts(source, base=base, place=place, join=join, **options)
+            opened = Opened.of(source, base=base, place=place, join=join, **options)
             if not join and core.is_patch(opened.content):
                 return _PatchReader(source, opened)
             format = _recognized(opened) if salvage else None

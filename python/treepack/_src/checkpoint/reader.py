@@ -24,7 +24,7 @@ from treepack._src.printable import Completing
 from treepack._src.restore.compare import described
 from treepack._src.restore.report import ABSENT
 from treepack._src.storage.address import Address
-from treepack._src.storage.content import Openable, Opened, open_parts
+from treepack._src.storage.content import Openable, Opened
 from treepack._src.storage.deferred import Deferred, boxes_of
 from treepack._src.storage.fetch import Blocks, Range, fetching, joined
 from treepack._src.storage.memory import memory_of
@@ -422,7 +422,7 @@ class Reader:
     @classmethod
     def open(cls, source: Openable, *, regular: bool = False, **options: Any) -> Reader:
         """Opens a file; with `regular`, it must be a regular file. See `treepack.open`."""
-        return cls(source, open_parts(source, regular=regular, **options), **options)
+        return cls(source, Opened.of(source, regular=regular, **options), **options)
 
 
 def lacking(dtypes: Iterable[str]) -> list[str]:

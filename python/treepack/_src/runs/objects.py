@@ -14,7 +14,7 @@ from treepack._src.options import Opening, StorageOptions
 from treepack._src.saving.lease import FILE as LEASE
 from treepack._src.saving.lease import Permit, leased
 from treepack._src.storage.address import Address, Location
-from treepack._src.storage.content import read_whole
+from treepack._src.storage.content import content_of
 from treepack._src.storage.naming import naming
 from treepack._src.storage.store import ConditionError
 from treepack._src.storage.write import pieces
@@ -86,7 +86,7 @@ class Objects:
         """
         path = self._path / name
         with naming(path):
-            content = read_whole(path, Opening(mmap=False, base=base, max_size=max_size))
+            content = content_of(path, Opening(mmap=False, base=base, max_size=max_size))
             if expected is not None and expected != (content.nbytes, sum_of(content)):
                 raise CorruptionError(
                     f"the anchor is damaged: expected the size and CRC-32 {expected}, found "

@@ -191,7 +191,7 @@ class Saving(Hinting, LoggedFuture[None]):
 
     def __init__(self, path: Address, write: Write, progress: Progress):
         super().__init__(path.shown, functools.partial(self._write, write, progress))
-        self.path = path.plain
+        self.path: str = path.plain
         self.progress: tuple[int, int] = (0, 0)
 
     def result(self, timeout: float | None = None) -> None:

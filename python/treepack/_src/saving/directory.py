@@ -32,7 +32,7 @@ from treepack._src.registry.static import metadata_in
 from treepack._src.saving.lease import FILE as LEASE
 from treepack._src.saving.lease import Lease, OwnBusyError
 from treepack._src.storage.address import Address
-from treepack._src.storage.content import open_parts
+from treepack._src.storage.content import Opened
 from treepack._src.storage.naming import name_file, naming
 from treepack._src.storage.store import ConditionError
 from treepack.errors import BusyError, DecodeError
@@ -226,7 +226,7 @@ class Directory(abc.ABC):
     def read(self, name: str) -> tuple[Written, core.Catalog]:
         """Reads the end of a file with shards, and its catalog; raises the errors of `look`."""
         with naming(self.file(name)):
-            parts = open_parts(self.file(name), regular=True)
+            parts = Opened.of(self.file(name), regular=True)
             catalog = core.Catalog.open(parts.content, salvage=False)
             record = catalog.record
             if record is None:

@@ -316,7 +316,7 @@ class Address(str):
     def nbytes(self) -> int:
         """Returns the size of the file in bytes."""
         if self.url is None:
-            return repeated(os.stat, self).st_size
+            return repeated(os.stat, str(self)).st_size
         return _remote.remote(self.url)[0].nbytes
 
     def is_object(self) -> bool:

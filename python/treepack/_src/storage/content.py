@@ -9,7 +9,7 @@ import mmap as mmap_module
 import os
 import stat
 import zlib
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import treepack._core as core
 from treepack._src import formats
@@ -49,30 +49,6 @@ Openable = Address | Any
 """An address, a bytes-like object, or a file object that can seek."""
 
 
-def read_whole(path: Address, opening: Opening, *, may_be_empty: bool = False) -> core.Content:
-    """Reads a file, decompressed if it is gzip.
-
-    Raises:
-      TreepackError: If gzip contains more than `max_size` bytes.
-      DecodeError: If the file is empty, unless `may_be_empty`.
-      IsADirectoryError: If the path is a directory, which may be a sharded checkpoint.
-    """
-    with progress_bar(opening.progress, "load") as tell:
-        if path.url is None:
-            content = _local_content(path, opening.mmap, tell, whole=True)
-        else:
-            content = _remote.downloaded(path.url, tell)
-        if content.nbytes == 0 and not may_be_empty:
-            raise _empty()
-        if core.is_compressed(content):
-            content = content.inflate(
-                max_size=opening.max_size, threads=opening.threads, progress=tell
-            )
-    if core.is_patch(content):
-        return _joined(content, opening, path)
-    return content
-
-
 def whole_content(base: Openable, max_size: int | None = None) -> core.Content:
     """Reads a base: one file of treepack or flax, or its bytes, decompressed if they are gzip.
 
@@ -84,7 +60,7 @@ def whole_content(base: Openable, max_size: int | None = None) -> core.Content:
         if isinstance(base, Address) and base.is_special():
             raise DecodeError("it is not a regular file")
         try:
-            content = open_parts(base, max_size=max_size, join=False).content
+            content = Opened.of(base, max_size=max_size, join=False).content
         except IsADirectoryError:
             raise not_a_base("a directory") from None
         if core.is_patch(content):
@@ -114,17 +90,44 @@ def downloaded(source: Openable, progress: Progress = None) -> Openable:
     return _remote.downloaded(source.url, progress)
 
 
-def content_of(source: Openable, opening: Opening) -> core.Content | Buffer:
-    """Reads a file or file object, or returns data, decompressed if they are gzip."""
-    if isinstance(source, Address):
-        return read_whole(source, opening)
-    data = source
-    if _is_file_object(source):
+@overload
+def content_of(
+    source: Address, opening: Opening, *, may_be_empty: bool = False
+) -> core.Content: ...
+
+
+@overload
+def content_of(source: Any, opening: Opening) -> core.Content | Buffer: ...
+
+
+def content_of(
+    source: Openable, opening: Opening, *, may_be_empty: bool = False
+) -> core.Content | Buffer:
+    """Reads a file or file object, or returns data, decompressed if they are gzip.
+
+    Raises:
+      TreepackError: If gzip contains more than `max_size` bytes.
+      DecodeError: If a file is empty, unless `may_be_empty`.
+      IsADirectoryError: If it is a directory, which may be a sharded checkpoint.
+    """
+    if not isinstance(source, Address):
+        if not _is_file_object(source):
+            check_data(source)
+            return inflated(source, opening)
         content, _ = _of_file_object(source)
-        data = content.read_range(0, content.nbytes)
-    else:
-        check_data(source)
-    return inflated(data, opening)
+        return inflated(content.read_range(0, content.nbytes), opening)
+    with progress_bar(opening.progress, "load") as tell:
+        if source.url is None:
+            content = _local_content(source, opening.mmap, tell, whole=True)
+        else:
+            content = _remote.downloaded(source.url, tell)
+        if content.nbytes == 0 and not may_be_empty:
+            raise _empty()
+        if core.is_compressed(content):
+            content = content.inflate(
+                max_size=opening.max_size, threads=opening.threads, progress=tell
+            )
+    return _joined(content, opening, source) if core.is_patch(content) else content
 
 
 def _empty() -> DecodeError:
@@ -243,49 +246,50 @@ class Opened(NamedTuple):
     nbytes: int = 0
     is_patch: bool = False
 
+    @classmethod
+    def of(
+        cls,
+        source: Openable,
+        *,
+        mmap: bool = True,
+        salvage: bool = False,
+        max_size: int | None = None,
+        regular: bool = False,
+        base: Any = None,
+        join: bool = True,
+        place: Openable | None = None,
+    ) -> Opened:
+        """Opens a file or buffer, decompressed if it is gzip.
 
-def open_parts(
-    source: Openable,
-    *,
-    mmap: bool = True,
-    salvage: bool = False,
-    max_size: int | None = None,
-    regular: bool = False,
-    base: Any = None,
-    join: bool = True,
-    place: Openable | None = None,
-) -> Opened:
-    """Opens a file or buffer to read it in parts, decompressed if it is gzip.
+        Args:
+          source: The file or buffer.
+          mmap: Whether to map a local file instead of reading it.
+          salvage: Whether to allow empty files, and inflate gzip without an index up to its first
+            damage.
+          max_size: The maximum decompressed size in bytes of gzip, and of a patch and its base.
+          regular: Whether a local file must be a regular one.
+          base: The base if it is a patch; `None` is the file that the patch names.
+          join: Whether a patch is joined with its base.
+          place: The file, if `source` is its content.
 
-    Args:
-      source: The file or buffer.
-      mmap: Whether to map a local file instead of reading it.
-      salvage: Whether to allow empty files, and inflate gzip without an index up to its first
-        damage.
-      max_size: The maximum decompressed size in bytes of gzip, and of a patch and its base.
-      regular: Whether a local file must be a regular one.
-      base: The base if it is a patch; `None` is the file that the patch names.
-      join: Whether a patch is joined with its base.
-      place: The file, if `source` is its content.
-
-    Raises:
-      NoIndexError: A GzipError, if gzip can only be read whole.
-      GzipCorruptionError: A GzipError, if the index of gzip or the whole stream is damaged.
-      DecodeError: If a file is empty, without `salvage`, or not regular, with `regular`.
-      TreepackError: If gzip contains more than `max_size` bytes.
-      IsADirectoryError: If it is a directory, which may be a sharded checkpoint.
-    """
-    content, blocks = _raw(source, mmap, regular)
-    if content.nbytes == 0 and not salvage and isinstance(source, Address):
-        raise _empty()
-    if salvage or core.is_compressed(content):
-        opened = _inflated_parts(content, blocks, salvage, max_size)
-    else:
-        opened = Opened(content, blocks=blocks, nbytes=content.nbytes)
-    if not join or not core.is_patch(opened.content):
-        return opened
-    content = _joined(opened.content, Opening(base=base, max_size=max_size), place or source)
-    return Opened(content, opened.damage, content.nbytes, nbytes=opened.nbytes, is_patch=True)
+        Raises:
+          NoIndexError: A GzipError, if gzip can only be read whole.
+          GzipCorruptionError: A GzipError, if the index of gzip or the whole stream is damaged.
+          DecodeError: If a file is empty, without `salvage`, or not regular, with `regular`.
+          TreepackError: If gzip contains more than `max_size` bytes.
+          IsADirectoryError: If it is a directory, which may be a sharded checkpoint.
+        """
+        content, blocks = _raw(source, mmap, regular)
+        if content.nbytes == 0 and not salvage and isinstance(source, Address):
+            raise _empty()
+        if salvage or core.is_compressed(content):
+            opened = _inflated_parts(content, blocks, salvage, max_size)
+        else:
+            opened = cls(content, blocks=blocks, nbytes=content.nbytes)
+        if not join or not core.is_patch(opened.content):
+            return opened
+        content = _joined(opened.content, Opening(base=base, max_size=max_size), place or source)
+        return cls(content, opened.damage, content.nbytes, nbytes=opened.nbytes, is_patch=True)
 
 
 def _inflated_parts(

@@ -13,7 +13,7 @@ from treepack._src.formats import Look
 from treepack._src.options import Buffer
 from treepack._src.printable import printable
 from treepack._src.storage.address import Address
-from treepack._src.storage.content import holds_tree, open_parts
+from treepack._src.storage.content import Opened, holds_tree
 from treepack.errors import TreepackError
 
 # The maximum number of names in an error.
@@ -76,7 +76,7 @@ def _is_checkpoint(path: Address, manifest: str, look: Look) -> bool:
             return False
         if (is_tree := holds_tree(path)) is not None:
             return is_tree
-        content = open_parts(path, join=False).content
+        content = Opened.of(path, join=False).content
         if core.is_patch(content) or formats.of_content(content) is not None:
             return True
         return core.Catalog.open(content, salvage=False).children(0) is not None

@@ -37,7 +37,7 @@ from treepack._src.options import Reading
 from treepack._src.printable import printable
 from treepack._src.restore.report import ABSENT
 from treepack._src.storage.address import Address
-from treepack._src.storage.content import Openable, Opened, open_parts
+from treepack._src.storage.content import Openable, Opened
 from treepack._src.storage.foreign import substitute
 from treepack._src.storage.naming import naming
 from treepack._src.tasks import run
@@ -237,7 +237,7 @@ class RepositoryReader(Unchecked, ShardedReader):
         with naming(place):
             try:
                 salvage = self._lost is not None
-                opened = open_parts(
+                opened = Opened.of(
                     place,
                     mmap=self._mmap,
                     salvage=salvage,
