@@ -28,6 +28,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treepack
 from commands import invoke
+from guesses import FUNCTIONS, MORE, NAMES, THINGS, make_guesses
 from mistakes import CALLS, HERE, RUNS, TREES, Row
 from slips import FILES, HERE_TOO, SLIPS, TEMPLATES, make_slips
 from treepack import checkpoints, serialization
@@ -105,6 +106,7 @@ def make_files() -> None:
     treepack.Series("scores").save(0, TREE)
     pathlib.Path("empty").mkdir()
     make_slips()
+    make_guesses()
 
 
 PATHS: list[Row] = [
@@ -556,7 +558,10 @@ LEAVES: list[Row] = [
     ("run('ls', 'model', 'parms')", "is it 'params'", ["run('ls', 'model', 'params')"]),
 ]  # fmt: skip
 
-ROWS = [*PATHS, *OPTIONS, *PARTS, *LEAVES, *RUNS, *TREES, *CALLS, *TEMPLATES, *FILES, *SLIPS]
+ROWS = [
+    *(*PATHS, *OPTIONS, *PARTS, *LEAVES, *RUNS, *TREES, *CALLS, *TEMPLATES, *FILES, *SLIPS),
+    *(*NAMES, *FUNCTIONS, *THINGS),
+]
 
 
 def with_w(shape: tuple[int, ...], dtype: Any = np.float32) -> Any:
@@ -621,6 +626,7 @@ def names(folder: None) -> dict[str, Any]:
         "__name__": __name__,  # the module of dataclasses made here, from Python 3.12 on
         **HERE,
         **HERE_TOO,
+        **MORE,
         "linen": linen,
         "nnx": nnx,
         "mesh": Mesh(np.array(jax.devices()[:2]), ("tp",)),

@@ -106,6 +106,51 @@ def test_values_of_static_without_a_place(tmp_path: Path) -> None:
             file.load(select="step", static=given)
 
 
+@pytest.mark.parametrize("name", ["a", "a.npz", "directory"])
+@pytest.mark.parametrize("value", [1e300, -1e300j])
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # of jax
+def test_complex_numbers_that_overflow_in_jax(tmp_path: Path, name: str, value: complex) -> None:
+    def save(values: list[complex]) -> None:
+        tree = {"w": np.array(values, complex)}
+        if name == "a.npz":
+            np.savez(tmp_path / name, **tree)
+        else:
+            treepack.save(tmp_path / name, tree, sharded=name == "directory")
+
+    save([value, 1])
+    template: Any = {"w": jnp.zeros(2, jnp.complex64)}
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    for options in ({}, {"sharding": device}, {"mapping": {"w": "w"}}):
+        for target in (template, jax.eval_shape(lambda: template)):
+            with pytest.raises(
+                treepack.TreepackError, match=r"overflow complex64 at w \(1\): .*'ov"
+            ):
+                treepack.load(tmp_path / name, target, **options)
+    assert np.isinf(treepack.load(tmp_path / name, template, cast="overflow")["w"][0])
+    assert treepack.load(tmp_path / name, {"w": np.zeros(2, complex)})["w"][0] == value
+    save([complex("inf"), complex("nan")])
+    assert np.isinf(treepack.load(tmp_path / name, template)["w"][0])
+
+
+def test_a_digest_equals_its_digits() -> None:
+    digest = treepack.digest({"w": np.arange(3)})
+    assert digest == str(digest)
+    assert hash(digest) == hash(str(digest))
+    assert digest == treepack.digest({"w": np.arange(3)})
+    assert "0" * 32 != digest != 3
+
+
+def test_check_leaves_out_tensors_without_a_rule_with_rest_skip() -> None:
+    file = treepack.dumps({"norm": np.ones(2), "head": np.ones(3), "same": np.ones(1)})
+    target = {"scale": np.ones(2)}
+    rules = {"scale": "norm"}
+    treepack.Mapping(rules, rest="skip").check(target, file)
+    with pytest.raises(treepack.TreepackError, match="head: no rule takes it"):
+        treepack.Mapping(rules).check(target, file)
+    with pytest.raises(treepack.TreepackError, match=r"the target has \[3\], the file \[2\]"):
+        treepack.Mapping(rules, rest="skip").check({"scale": np.ones(3)}, file)
+
+
 @pytest.mark.parametrize("name", ["a", "a.safetensors", "directory"])
 @pytest.mark.parametrize("abstract", [False, True])
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # of jax

@@ -115,6 +115,8 @@ def _extra(command: str, args: Sequence[str]) -> str:
         return f"it compares whole files: for a part, add | grep {shlex.quote(f'^{files[-1]}')}"
     if command == "ls":
         return "list one file, and one path in it, at a time"
+    if command in ("info", "digest") and len(files) == 2:
+        return "it takes a whole file: write a part to a file by `treepack get FILE PATH TARGET`"
     if command == "show":
         return "a part of an array is read in Python, as treepack.open(FILE)[PATH][0]"
     return ""

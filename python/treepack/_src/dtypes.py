@@ -134,7 +134,9 @@ def cast(
 
 
 def overflows(source: np.ndarray | np.generic, target: np.ndarray) -> int:
-    """Returns how many floats became infinite or NaN in a cast."""
+    """Returns how many floats or complex numbers became infinite or NaN in a cast."""
+    if is_complex(target.dtype):
+        return int(np.count_nonzero(np.isfinite(source) & ~np.isfinite(target)))
     largest, bits = _largest(target.dtype)
     if target.size == 0 or _largest(source.dtype)[0] <= largest:
         return 0

@@ -64,6 +64,14 @@ _OPTIONS = [
     _Option("mode", "salvage", "leave it out: open reads, and treepack.save writes"),
     _Option("format", "on_corrupt", "leave it out: the content tells the format"),
     _Option("filter_spec filter include", "select", "pass select="),
+    _Option("rename transforms names", "mapping", "pass mapping="),
+    _Option(
+        "partial partial_restore ignore_missing allow_missing", "missing", 'pass missing="target"'
+    ),
+    _Option("restore_args shapes dtypes", "target", "pass jax.ShapeDtypeStructs as target="),
+    _Option("path format", "tree", "treepack.save(path, tree, ...) takes it"),
+    _Option("select exclude target template dtype", "salvage", "load of the open file takes it"),
+    _Option("name", "serialized_name", "pass serialized_name="),
     _Option("compression gzip zip", "compress", "pass compress=True"),
     _Option("map_location", "device", "pass device="),
     _Option("framework framework_name", "arrays", 'pass arrays="numpy" or "jax"'),
@@ -139,23 +147,51 @@ def _name_of(verb: Callable[..., Any]) -> str:
     return kind if name == "__init__" else verb.__name__
 
 
+def check_parameters(function: Callable[..., Any], option: str, arguments: str, count: int) -> None:
+    """Checks that a function of an option takes the arguments with which it is called.
+
+    Args:
+      function: The function.
+      option: The option, such as `sharding=`.
+      arguments: A description of the arguments.
+      count: Their number.
+
+    Raises:
+      TypeError: If it takes others.
+    """
+    try:
+        inspect.signature(function).bind(*(None,) * count)
+    except TypeError as error:
+        raise TypeError(f"{option} is called with {arguments}: {error}") from None
+    except ValueError:  # it has no signature
+        pass
+
+
 class Hinting:
     """Objects whose errors for unknown attributes say what to use instead."""
+
+    __slots__ = ()
 
     if not TYPE_CHECKING:  # type checkers would accept any attribute
 
         def __getattr__(self, name: str) -> Any:
-            kind, hint = type(self).__name__, self._hint_for(name)
-            raise AttributeError(
-                f"{kind!r} object has no attribute {name!r}{hint and ': '}{hint}",
-                name=name,
-                obj=self,
-            )
+            raise unknown_attribute(self, name, self._hint_for(name))
 
     def _hint_for(self, name: str) -> str:
         """Returns a hint for a name that objects lack, or an empty text."""
-        hints = (_OF_CLASSES.get(kind.__name__, {}) for kind in type(self).__mro__)
-        return next((rows[name] for rows in hints if name in rows), "")
+        return hint_for(type(self), name)
+
+
+def hint_for(kind: type, name: str) -> str:
+    """Returns a hint for a name that objects of a class lack, or an empty text."""
+    hints = (_OF_CLASSES.get(each.__name__, {}) for each in kind.__mro__)
+    return next((rows[name] for rows in hints if name in rows), "")
+
+
+def unknown_attribute(thing: object, name: str, hint: str) -> AttributeError:
+    """Returns the error for an attribute that an object lacks."""
+    text = f"{type(thing).__name__!r} object has no attribute {name!r}{hint and ': '}{hint}"
+    return AttributeError(text, name=name, obj=thing)
 
 
 def read_only(*_: Any) -> None:
@@ -234,6 +270,28 @@ _TREE = by_name(
         "verify diff digest": "use the function of this name, as in treepack.digest(file)",
     }
 )
+_VERIFICATION = by_name(
+    {
+        "corrupted damaged bad": "use corrupt",
+        "status statuses": "use leaves, a dict of path and status",
+    }
+)
+_DIFFERENCES = by_name(
+    {
+        "paths": "use [each.path for each in differences]",
+        "differences": "it is a list of the differences",
+    }
+)
+_STATISTICS = by_name(
+    {
+        "max": "use maximum",
+        "min": "use minimum",
+        "nans": "use nan",
+        "inf infs": "use infinite",
+        "count": "use size",
+    }
+)
+_MAPPING = by_name({"load open": "pass it as mapping= to the function of this name"})
 # Names of Orbax's CheckpointManager and of other queues, and what replaces them, by our classes.
 _OF_CLASSES = {
     "Series": _SERIES,
@@ -241,6 +299,12 @@ _OF_CLASSES = {
     "Subscriber": _SUBSCRIBER,
     "Saving": _SAVING,
     "Tree": _TREE,
+    "Verification": _VERIFICATION,
+    "Differences": _DIFFERENCES,
+    "Digest": by_name({"hex hexdigest digest": "use str(digest)"}),
+    "Statistics": _STATISTICS,
+    "Mapping": _MAPPING,
+    "LazyArray": by_name({"load read": "read it by array[...], or a part by array[:10]"}),
 }
 
 MODULE = by_name(

@@ -30,7 +30,7 @@ from typing import (
 import numpy as np
 
 from treepack._src.dtypes import is_float, resolve
-from treepack._src.elsewhere import advise, unknown_option
+from treepack._src.elsewhere import advise, check_parameters, unknown_option
 from treepack._src.printable import either
 
 if TYPE_CHECKING:
@@ -698,6 +698,8 @@ def progress_bar(progress: Progress, title: str) -> AbstractContextManager[Tell 
     """
     if progress is True:
         return _bar(title)
+    if callable(progress):
+        check_parameters(progress, "progress=", "the bytes done and their total", 2)
     if progress is None or progress is False or callable(progress):
         return contextlib.nullcontext(None if progress is False else progress)
     raise TypeError(f"progress must be a callable, a bool or None, got {progress!r}")

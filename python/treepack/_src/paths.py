@@ -235,9 +235,15 @@ def put(tree: dict[str, Any], parts: Sequence[str], leaf: Any) -> None:
     for part in parts[:-1]:
         place = place.setdefault(part, {})
         if type(place) is not dict:
-            raise TreepackError(f"cannot place {printable(text(parts))}: its parent is a leaf")
+            raise TreepackError(
+                f"cannot place {printable(text(parts))}: its parent is a leaf: give one of them "
+                "another path"
+            )
     if not parts or parts[-1] in place:
-        raise TreepackError(f"cannot place {printable(text(parts))}: other leaves have this path")
+        raise TreepackError(
+            f"cannot place {printable(text(parts))}: other leaves have this path: give each leaf a "
+            "path of its own"
+        )
     place[parts[-1]] = leaf
 
 

@@ -24,7 +24,8 @@ impl Writable {
         let export = PyUntypedBuffer::get(object)?;
         if export.readonly() || !export.is_c_contiguous() {
             return Err(PyBufferError::new_err(
-                "the buffer must be writable and contiguous",
+                "the buffer must be writable and contiguous, such as a bytearray: the tree comes \
+                 first, then the buffer",
             ));
         }
         let len = export.len_bytes();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Never, Unpack
 
 import treepack._core as core
@@ -280,6 +281,11 @@ def pack_into(
       >>> treepack.serialization.msgpack_restore(memoryview(buffer)[:size])
       {'w': array([0., 1., 2.])}
     """
+    if isinstance(buffer, Mapping):
+        raise TypeError(
+            "the tree comes first, as in pack_into(tree, buffer), got a buffer of the type "
+            f"{type(buffer).__name__}"
+        )
     layout = _layout(tree, align, described, metadata, static, base, threads)
     return layout.pack_into(buffer, offset=offset, threads=threads)
 

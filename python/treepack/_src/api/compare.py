@@ -16,7 +16,7 @@ from treepack._src.checkpoint.file import Tree, in_layout, open, place_of
 from treepack._src.checkpoint.info import count_text, kind_text
 from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.checkpoint.statistics import has_numbers, pairs
-from treepack._src.elsewhere import advised
+from treepack._src.elsewhere import Hinting, advised
 from treepack._src.mapping.leaves import outlined
 from treepack._src.options import check
 from treepack._src.paths import Room, join, parts, text
@@ -78,7 +78,7 @@ class Change:
             self.largest = max(self.largest, float(apart.max(initial=0.0)))
 
 
-class Differences(list[Difference]):
+class Differences(Hinting, list[Difference]):
     """The differences between two checkpoints, the result of `diff`; empty if they are equal.
 
     Attributes:
@@ -133,7 +133,9 @@ def diff(
       max_size: The maximum decompressed size in bytes of each of them; see `load`.
 
     Returns:
-      A list of the differences.
+      A list of the differences, each with `path`, `kind` and `text`. With `stats=True`, its
+      `modules` are the changes of modules by path, each with `norm`, `other_norm`, `change`,
+      `largest`, `nan` and `other_nan`.
 
     Examples:
       >>> import numpy as np, treepack

@@ -14,7 +14,7 @@ from treepack._src import dtypes as _dtypes
 from treepack._src.checkpoint.file import File, Tree, open, place_of
 from treepack._src.checkpoint.reader import LazyArray, Reader
 from treepack._src.checkpoint.sharded import unless_replaced
-from treepack._src.elsewhere import advised
+from treepack._src.elsewhere import Hinting, advised
 from treepack._src.options import StorageOptions
 from treepack._src.printable import printable, shortened
 from treepack._src.pytree.prng import MARKER, is_key, unwrap
@@ -31,8 +31,10 @@ _HEX = re.compile("[0-9a-f]{32}")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Digest:
+class Digest(Hinting):
     """The digest of a tree, the result of `digest`; `str` returns its 32 hexadecimal digits.
+
+    It equals a digest of the same leaves, and the string of these digits.
 
     Attributes:
       leaves: The digest of each leaf by path, 32 hexadecimal digits.
@@ -42,6 +44,8 @@ class Digest:
       >>> found = treepack.digest({"w": np.zeros(3), "n": 1})
       >>> found
       Digest('5b271e8d8ab54228ea20e433dc7b841c', 2 leaves)
+      >>> found == "5b271e8d8ab54228ea20e433dc7b841c"
+      True
       >>> found.leaves["n"]
       '3f9581262551b4bd1fbf8db2d3a8ecaf'
     """
@@ -57,8 +61,13 @@ class Digest:
             )
         ).hex()
 
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, str):
+            return str(self) == other
+        return self.leaves == other.leaves if isinstance(other, Digest) else NotImplemented
+
     def __hash__(self) -> int:
-        return hash(frozenset(self.leaves.items()))
+        return hash(str(self))
 
     def __repr__(self) -> str:
         count = len(self.leaves)

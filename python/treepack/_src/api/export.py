@@ -25,7 +25,7 @@ from treepack._src.pytree.kinds import kind_of
 from treepack._src.storage.address import Address, Location
 from treepack._src.storage.content import Openable, content_of
 from treepack._src.storage.naming import naming
-from treepack.errors import DecodeError, TreepackError
+from treepack.errors import DecodeError, TreepackError, UnregisteredTypeError
 
 if TYPE_CHECKING:
     import jax
@@ -203,7 +203,14 @@ def load_exported(
     path = Address.or_data(path, storage_options)
     with naming(path):
         content = content_of(path, opening)
-        tree = restore_described(content, None, reading)
+        try:
+            tree = restore_described(content, None, reading)
+        except UnregisteredTypeError as error:
+            error.add_note(
+                "treepack: load_exported has neither a target nor unknown=: register the type, or "
+                "read the parameters by treepack.load(path, unknown='dict')['params']"
+            )
+            raise
         if type(tree) is not dict or tree.keys() != {"exported", "params"}:
             raise DecodeError(
                 "not written by save_exported: its tree is not a dict of 'exported' and 'params'; "

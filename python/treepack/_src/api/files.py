@@ -504,7 +504,8 @@ def load(
         `replicas="broadcast"`.
       copy: For NumPy arrays, as in NumPy 2. `None` returns read-only views of the file where its
         bytes are aligned for the dtype, and copies elsewhere. `True` returns writable copies.
-        `False` returns only views, except for arrays that are cast.
+        `False` returns only views, and is an error for arrays that are not aligned, also if
+        they are cast then; cast arrays are new.
       mmap: Whether to map the file, so that its arrays are read from the disk when they are used.
         While they are in use, the file may be replaced or deleted, as by `save`, but must not be
         truncated or overwritten in place. `False` reads the whole file now.

@@ -19,7 +19,7 @@ from treepack._src.checkpoint.mapped import Mapping as Weights
 from treepack._src.checkpoint.opening import open_reader
 from treepack._src.checkpoint.placement import sharing
 from treepack._src.checkpoint.reader import SALVAGE_ADVICE, Place, Reader, dtype_and_shape
-from treepack._src.elsewhere import Hinting, read_only, unknown_option
+from treepack._src.elsewhere import Hinting, advised, read_only, unknown_option
 from treepack._src.mapping.leaves import Leaf
 from treepack._src.options import (
     Containers,
@@ -156,8 +156,11 @@ class Tree(Hinting, Mapping[str, Any]):
         for count in range(len(parts) - 1, -1, -1):
             value = catalog.find(parts[:count], self._place.value)
             if value is not None:
-                names = [printable(str(name)) for name, _ in catalog.children(value) or ()]
+                children = catalog.children(value)
+                names = [printable(str(name)) for name, _ in children or ()]
                 above = printable(_paths.text(parts[:count])) if count else "it"
+                if children is None and count:
+                    return f"{above} is a leaf: index an array by numbers, as in file[{above!r}][0]"
                 return f"{above} has {shortened(names, len(names), 9)}" if names else ""
         return ""
 
@@ -209,6 +212,7 @@ class Tree(Hinting, Mapping[str, Any]):
     def _ipython_key_completions_(self) -> list[str]:
         return list(self)
 
+    @advised
     def leaves(self) -> Iterator[tuple[str, Any]]:
         """Yields the relative paths and leaves below this container, in the order of the file.
 
@@ -250,6 +254,7 @@ class Tree(Hinting, Mapping[str, Any]):
         value = self._place.value if path == _paths.ROOT else value_at(self, path)
         return Info.at(self._place.reader, value, _paths.text(_paths.parts(path)))
 
+    @advised
     def infos(self) -> Iterator[Info]:
         """Describes the leaves below this container in the order of the file, without reading them.
 
@@ -341,6 +346,7 @@ class Tree(Hinting, Mapping[str, Any]):
         with naming(self._place.reader.given), together as group:
             return load_part(self._place, target, selection, reading, group)
 
+    @advised
     def abstract(
         self,
         *,

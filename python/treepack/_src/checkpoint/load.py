@@ -87,6 +87,7 @@ def load_part(
         )
         partial.unused(unused, refusal if selection.unexpected == "error" else None)
         partial.lacks, partial.names = place.reader.lacks(), place.reader.plan.same
+        partial.has_function = place.reader.has_function
         if selection.mismatched == "target":
             partial.skipped.update(place.reader.unfit())
     partial.skipped.update(choice.corrupt, choice.mismatched)

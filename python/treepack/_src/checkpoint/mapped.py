@@ -33,7 +33,7 @@ from treepack._src.checkpoint.reader import (
     dtype_and_shape,
 )
 from treepack._src.checkpoint.select import similar
-from treepack._src.elsewhere import advised
+from treepack._src.elsewhere import Hinting, advised, check_parameters
 from treepack._src.mapping.leaves import Leaf, check_equal, outline
 from treepack._src.mapping.patterns import Names, Pattern
 from treepack._src.mapping.plan import Fault, Made, Plan, Planner
@@ -55,7 +55,7 @@ Rules = Dict[Any, Any] | Callable[[str], Any]
 """Rules by the paths of the tree, or a function of these paths."""
 
 
-class Mapping:
+class Mapping(Hinting):
     """The weights of one layout in another, both ways: for `load`, `open`, `abstract` and `save`.
 
     A rule has paths in the tree, paths in the file, and the axes of both, in the notation of
@@ -121,6 +121,7 @@ class Mapping:
         if isinstance(rules, Dict):
             self._rules = tuple(rule_of(path, rule) for path, rule in rules.items())
         elif callable(rules):
+            check_parameters(rules, "mapping=", "a path of the target", 1)
             self._function = rules
         else:
             raise TypeError(
@@ -161,7 +162,7 @@ class Mapping:
 
         Raises:
           TreepackError: A ValueError that lists all leaves without a tensor, tensors without a
-            rule, gaps in indices and sizes that disagree.
+            rule (not with `rest="skip"`), gaps in indices and sizes that disagree.
         """
         if isinstance(target, (str, os.PathLike)) and not is_source(source):
             raise TypeError(
@@ -184,8 +185,10 @@ class Mapping:
                 if saved is not None and there[path].shape != saved:
                     text = f"the target has {[*there[path].shape]}, the file {[*saved]}"
                     faults.append(Fault(path, text))
-            unused = [new for new in mapped.plan.same if new not in there]
-            unused += mapped.unexpected()
+            unused = []
+            if self.rest != "skip":
+                unused = [new for new in mapped.plan.same if new not in there]
+                unused += mapped.unexpected()
             faults += [Fault(path, "no rule takes it") for path in unused]
             if faults:
                 raise faulty(faults)
@@ -649,6 +652,11 @@ class MappedReader(Reader):
     def unfit(self) -> set[str]:
         """Returns the leaves of the template that have another shape than the rules can make."""
         return {fault.path for fault in self.plan.faults if fault.is_unfit} & {*(self.there or ())}
+
+    @property
+    def has_function(self) -> bool:
+        """Whether the rules are those that a function of paths returns."""
+        return self._mapping._function is not None
 
     def left_out(self) -> set[str]:
         """Returns the leaves of the template that stay because no rule makes them."""

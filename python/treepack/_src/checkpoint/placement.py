@@ -19,6 +19,7 @@ from treepack._src.checkpoint.casting import Item, cast_items, index_key
 from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.checkpoint.replicas import Together, share, together
 from treepack._src.checkpoint.transfer import parts_of, transfer
+from treepack._src.elsewhere import check_parameters
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.shardings import fitting
 from treepack._src.options import Reading, Sharing
@@ -118,6 +119,7 @@ def _where(reading: Reading) -> Where:
     given = sharding if device is None else device
     jax = _jax.needed(f"{'sharding' if device is None else 'device'}= makes JAX arrays")
     if _is_function(given) and device is None:
+        check_parameters(given, "sharding=", "a path and a ShapeDtypeStruct", 2)
         room = Room()
         return lambda path, struct, _: given(room.text(path), struct)
     shardings: dict[tuple[str, ...], Any] = {(): device}
@@ -311,14 +313,18 @@ def _check_integers(path: Trail, leaf: Any, on_device: Any) -> None:
 
 
 def _check_floats(path: Trail, leaf: Any, on_device: Any) -> None:
-    """Raises if 64-bit floats, which JAX has made 32-bit ones, have become infinite."""
-    if leaf.dtype == on_device.dtype or leaf.dtype != np.float64:
+    """Raises if 64-bit floats, which JAX has made 32-bit ones, have become infinite.
+
+    So have complex numbers if a part has.
+    """
+    if leaf.dtype == on_device.dtype or leaf.dtype not in (np.float64, np.complex128):
         return
     if isinstance(leaf, np.ndarray):
-        ends = [leaf.min(initial=0), leaf.max(initial=0)]
+        parts = [leaf.real, leaf.imag] if leaf.dtype.kind == "c" else [leaf]
+        ends = [end for part in parts for end in (part.min(initial=0), part.max(initial=0))]
     else:  # read from the file for each device: not to be read again
         ends = [np.asarray(shard.data).sum() for shard in on_device.addressable_shards]
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         if np.isfinite(np.asarray(ends, on_device.dtype)).all():
             return
         leaf = np.asarray(leaf)

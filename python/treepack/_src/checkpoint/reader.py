@@ -20,7 +20,7 @@ from treepack._src.checkpoint.arraylike import ArrayLike
 from treepack._src.checkpoint.statistics import Statistics, has_numbers, statistics
 from treepack._src.elsewhere import Hinting, read_only
 from treepack._src.options import Reading, Status, Tell
-from treepack._src.printable import Completing
+from treepack._src.printable import Completing, printable
 from treepack._src.restore.compare import described
 from treepack._src.restore.report import ABSENT
 from treepack._src.storage.address import Address
@@ -576,6 +576,11 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
         Integers and slices read only the elements they need and small gaps between them; other
         indices read the whole array.
         """
+        if type(index) is str:
+            raise IndexError(
+                f"{printable(self.path)} is an array, which has no {index!r:.100}: index it by "
+                "numbers, as in array[0]"
+            )
         plan = box_of(index, self.shape)
         if plan is None:
             return np.array(self)[index]
@@ -668,7 +673,9 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
           bins: The number of intervals of the histogram; with 0, the array is read once.
 
         Returns:
-          The statistics; `None` for dates and packed elements, which are no numbers.
+          The statistics: `minimum`, `maximum`, `mean` and `std` of the finite elements, the numbers
+          `zeros`, `nan`, `infinite` and `size`, and `histogram`. `None` for dates and packed
+          elements, which are no numbers.
 
         Examples:
           >>> import numpy as np, treepack
@@ -693,10 +700,10 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
             return self.reader.catalog.pieces_to_copy(self.value, self.reader.filename)
 
     def _hint_for(self, name: str) -> str:
-        if name == "load":
-            return "read it by array[...], or a part by array[:10]"
         is_of_arrays = hasattr(np.ndarray, name) and not name.startswith("_")
-        return f"read it first, as by array[...].{name}" if is_of_arrays else ""
+        return (
+            f"read it first, as by array[...].{name}" if is_of_arrays else super()._hint_for(name)
+        )
 
     def __dir__(self) -> list[str]:
         return sorted(self._shown)

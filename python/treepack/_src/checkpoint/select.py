@@ -16,6 +16,7 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import paths as _paths
+from treepack._src.elsewhere import check_parameters
 from treepack._src.printable import printable, warn
 from treepack._src.pytree.kinds import is_function, kind_of
 from treepack._src.pytree.state_dict import expand, leaves_of
@@ -61,6 +62,7 @@ class Selector:
             bools = [([*keys], bool(leaf)) for keys, leaf in tree.items()]
             self.selector = core.Selector.bools(bools)
         elif callable(select):
+            check_parameters(select, "a predicate", "a path", 1)
             self._predicate = select
         else:
             raise TypeError(

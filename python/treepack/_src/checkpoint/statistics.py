@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from treepack._src import dtypes as _dtypes
+from treepack._src.elsewhere import Hinting
 
 # The number of elements that are read at a time, and in a block: computing takes eight times the
 # memory of small elements.
@@ -18,7 +19,7 @@ _BLOCK = 1 << 18
 
 
 @dataclasses.dataclass
-class Statistics:
+class Statistics(Hinting):
     """Statistics of the finite elements of an array; see `LazyArray.statistics`.
 
     Attributes:

@@ -6,13 +6,13 @@ import contextlib
 import os
 from collections import abc
 from collections.abc import ItemsView, Iterator, Mapping, ValuesView
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.opening import open_reader
 from treepack._src.checkpoint.sharded import unless_replaced
-from treepack._src.elsewhere import advised
+from treepack._src.elsewhere import advised, hint_for, unknown_attribute
 from treepack._src.options import Progress, Status, StorageOptions, progress_bar
 from treepack._src.paths import Room
 from treepack._src.printable import path_end, shortened
@@ -139,6 +139,14 @@ class Verification(NamedTuple):
     def unchecked(self) -> list[str]:
         """The paths of the leaves without checksums."""
         return _with_status(self.leaves, "unchecked")
+
+
+def _unknown(verification: Verification, name: str) -> Any:
+    raise unknown_attribute(verification, name, hint_for(Verification, name))
+
+
+if not TYPE_CHECKING:  # type checkers would accept any attribute; a named tuple has no other base
+    Verification.__getattr__ = _unknown
 
 
 def _with_status(leaves: Mapping[str, Status], status: Status) -> list[str]:

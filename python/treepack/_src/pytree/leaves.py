@@ -11,6 +11,7 @@ import datetime
 import decimal
 import enum
 import fractions
+import io
 import operator
 import pathlib
 import types
@@ -159,6 +160,9 @@ _REMEDIES: list[tuple[Any, str]] = [
         collections.abc.ItemsView,
         "save dict(...) of it, or iter(...) of it, whose pairs are paths and leaves",
     ),
+    (io.IOBase, "save its content, such as read() returns"),
+    (instance_of("jax.sharding", "Mesh"), "save dict(mesh.shape)"),
+    (instance_of("jax", "Device"), "save str(...) of it"),
     (
         (collections.abc.MappingView, collections.abc.Iterator),
         'save list(...) of it, or leave it out with treepack.save(static="skip"); an iterator of '

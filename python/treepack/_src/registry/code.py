@@ -21,8 +21,9 @@ import numpy as np
 
 from treepack._core import Class
 from treepack._src.interop import flax
-from treepack._src.interop.jax import is_array
+from treepack._src.interop.jax import is_array, is_treedef
 from treepack._src.interop.libraries import LIBRARIES, PLAIN_BYTES, is_marker, library_of_type
+from treepack._src.interop.modules import instance_of
 from treepack._src.pytree.containers import fields_of, is_namedtuple
 from treepack._src.pytree.handlers import WALKED_NATIVELY
 from treepack._src.pytree.kinds import kind_of
@@ -62,11 +63,15 @@ def is_code(value: Any) -> bool:
 def check_is_tree(target: Any) -> None:
     """Raises a TypeError if a template is an object without leaves, such as code that makes it."""
     ty = type(target)
-    if ty in WALKED_NATIVELY or kind_of(target) is not None:
+    if ty in WALKED_NATIVELY:
+        return
+    if kind_of(target) is not None and not flax.is_graph_definition(target):
         return
     name = getattr(target, "__name__", ty.__name__)
     if flax.is_linen_module(target):
         remedy = "pass its variables, such as jax.eval_shape(module.init, key, x)"
+    elif flax.is_graph_definition(target):
+        remedy = "pass nnx.state(model)"
     elif isinstance(target, type):
         remedy = f"pass an object of it, such as jax.eval_shape(lambda: {name}(...))"
     elif callable(target):
@@ -75,9 +80,16 @@ def check_is_tree(target: Any) -> None:
         remedy = "pass a tree of arrays"
     elif _is_unknown(target):
         remedy = "pass a tree of arrays, or register its type with treepack.register_node"
+        if is_treedef(target):
+            remedy = "pass a tree, such as jax.tree.unflatten(treedef, leaves)"
+        elif _is_file(target):
+            remedy = "pass its abstract()"
     else:
         return
     raise TypeError(f"the target must be a tree, got a {ty.__name__} ({name}): {remedy}")
+
+
+_is_file = instance_of("treepack", "Tree")
 
 
 def _is_unknown(value: Any) -> bool:

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
+from treepack._src.elsewhere import advised
 from treepack._src.printable import warn
 from treepack.errors import UnregisteredTypeError
 
@@ -72,6 +73,8 @@ def or_decorator(register: F) -> F:
     """Makes a registering function return a decorator if its first argument is missing."""
     first, *_ = inspect.signature(register).parameters
 
+    register = advised(register)
+
     @functools.wraps(register)
     def call(*given: Any, **options: Any) -> Any:
         thing = given[0] if given else options.pop(first, None)
@@ -96,6 +99,9 @@ class _Named(NamedTuple):
 
     thing: Any
     entry: Any
+
+
+_GONE = "an alias is the name of a type that is gone: leave it out, or restart without that type"
 
 
 class Names(Generic[T]):
@@ -154,12 +160,16 @@ class Names(Generic[T]):
             owner = self._by_name.get(self._aliases.get(claimed, claimed))
             if owner is not None and not _replaces(owner.thing, thing):
                 cure = f"choose another name for {_label(thing)}"
-                if claimed != name:
-                    cure = "an alias is the name of a type that is gone: restart without that type"
                 raise ValueError(
                     f"the {self._sort} name {claimed!r} is already registered for "
-                    f"{_label(owner.thing)}: {cure}"
+                    f"{_label(owner.thing)}: {cure if claimed == name else _GONE}"
                 )
+
+    def check_alias(self, thing: Any, alias: str) -> None:
+        """Raises a ValueError if an alias of an object of another sort is the name of one here."""
+        owner = self._by_name.get(alias)
+        if owner is not None and not _replaces(owner.thing, thing):
+            raise ValueError(f"{alias!r} is the {self._sort} {_label(owner.thing)}: {_GONE}")
 
     def add(self, thing: Any, name: str, entry: T, aliases: Iterable[str] = ()) -> None:
         """Names an object; its older definition loses the name."""

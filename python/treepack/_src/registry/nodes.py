@@ -22,6 +22,7 @@ from treepack._src.registry.code import is_code
 from treepack._src.registry.codec import as_parts, checked_factory, exactly
 from treepack._src.registry.fields import Fields
 from treepack._src.registry.inert import checked_keys
+from treepack._src.registry.libraries import find
 from treepack._src.registry.names import default_name
 from treepack._src.registry.types import (
     TYPES,
@@ -41,6 +42,14 @@ def check_name(ty: type, name: str, aliases: Iterable[str] = ()) -> None:
                 f"the node type name {claimed!r} is reserved for treepack: choose another name"
             )
     TYPES.check(ty, name, aliases)
+    for alias in aliases:
+        _static.check_alias(ty, alias)
+        theirs = find(alias)
+        if theirs is not None and theirs is not ty:
+            raise ValueError(
+                f"{alias!r} is {default_name(theirs)}: an alias is the name of a type that is "
+                "gone: leave it out"
+            )
 
 
 # Hooks

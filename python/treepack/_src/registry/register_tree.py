@@ -48,6 +48,7 @@ def register_tree(tree: Any, *, prefix: str | None = None) -> dict[str, type]:
 
     Raises:
       ValueError: If a name belongs to another type.
+      TypeError: If the tree is a class.
 
     Warns:
       UserWarning: If a name may differ in another program, or a dataclass is not registered with
@@ -103,6 +104,11 @@ def register_tree(tree: Any, *, prefix: str | None = None) -> dict[str, type]:
         for child in state.values():
             visit(child)
 
+    if isinstance(tree, type):
+        raise TypeError(
+            f"expected a tree, got a class: pass an object of {default_name(tree)}, or call "
+            "register_dataclass, register_namedtuple or register_node on it"
+        )
     with registering:
         visit(tree)
     for name, ty in added.items():

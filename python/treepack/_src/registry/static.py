@@ -144,6 +144,11 @@ def _by_definition(ty: type) -> tuple[Callable[[Any], Any], Callable[[Any], Any]
     )
 
 
+def check_alias(ty: type, alias: str) -> None:
+    """Raises a ValueError if an alias of a node type is the name of another type here."""
+    AUXDATA.check_alias(ty, alias)
+
+
 def register_fields(ty: Any, name: str, aliases: Sequence[str] = ()) -> None:
     """Also registers a dataclass or namedtuple as static data, unless the program already did.
 

@@ -136,6 +136,8 @@ def about_names(
     mismatches: list[Mismatch],
     deeper: tuple[Trail, Trail] | None,
     names_of: Mapping[str, str] | None,
+    *,
+    has_function: bool = False,
 ) -> Iterator[str]:
     """Yields hints about names that differ.
 
@@ -143,6 +145,7 @@ def about_names(
       mismatches: All mismatches, except those that a `Level` explains.
       deeper: See `Restore`.
       names_of: With a mapping, the paths of leaves in the file, where these differ.
+      has_function: Whether the mapping is a function.
     """
     in_file = names_of or {}
     if deeper is not None:
@@ -163,11 +166,12 @@ def about_names(
     if similar:
         pairs = shortened((f"{new!r}: {old!r}" for old, new in similar.items()), len(similar))
         names = "this is its name" if len(similar) == 1 else "these are their names"
-        yield f"{_mapped(pairs, names_of)} if {names} in the file."
+        yield f"{_mapped(pairs, names_of, has_function)} if {names} in the file."
     elif {NOTHING} <= {mismatch.found for mismatch in mismatches} & {
         mismatch.expected for mismatch in mismatches
     }:
-        yield "Pass mapping= to treepack.load if leaves have other names in the file."
+        others = "Pass mapping= to treepack.load" if names_of is None else "Change mapping="
+        yield f"{others} if leaves have other names in the file."
     lengths = [
         (_LENGTH.match(mismatch.expected), _LENGTH.match(mismatch.found)) for mismatch in mismatches
     ]
@@ -232,7 +236,12 @@ def about_ties(mismatches: list[Mismatch]) -> Iterator[str]:
         yield "Pass strict=False to restore them as separate nodes."
 
 
-def about_axes(mismatches: list[Mismatch], names_of: Mapping[str, str] | None) -> Iterator[str]:
+def about_axes(
+    mismatches: list[Mismatch],
+    names_of: Mapping[str, str] | None,
+    *,
+    has_function: bool = False,
+) -> Iterator[str]:
     """Yields a hint about arrays whose axes have another order in the file; see `about_names`."""
     names = names_of or {}
     rules, split, unclear = {}, {}, []
@@ -257,10 +266,10 @@ def about_axes(mismatches: list[Mismatch], names_of: Mapping[str, str] | None) -
             rules[path] = f"{path!r}: ({names.get(path, path)!r}, '{axes} -> {turned}')"
     if rules:
         shown = shortened(rules.values(), len(rules))
-        yield f"{_mapped(shown, names_of)} if these axes are swapped."
+        yield f"{_mapped(shown, names_of, has_function)} if these axes are swapped."
     if split:
         shown = shortened(split.values(), len(split))
-        yield f"{_mapped(shown, names_of)} if these axes are split or joined."
+        yield f"{_mapped(shown, names_of, has_function)} if these axes are split or joined."
     if unclear and not rules:
         yield (
             f"The axes of {printable(unclear[0])} have another order, which the shapes do not "
@@ -268,10 +277,12 @@ def about_axes(mismatches: list[Mismatch], names_of: Mapping[str, str] | None) -
         )
 
 
-def _mapped(rules: str, names_of: Mapping[str, str] | None) -> str:
+def _mapped(rules: str, names_of: Mapping[str, str] | None, has_function: bool) -> str:
     """Returns the start of a hint at rules; see `about_names`."""
     if names_of is None:
         return f"Pass mapping={{{rules}}} to treepack.load"
+    if has_function:
+        return f"Let the function of mapping= return the values of {{{rules}}} for these paths"
     return f"Add {{{rules}}} to mapping="
 
 

@@ -43,6 +43,7 @@ class Coverage:
       notes: Whether to record paths for a report.
       lacks: By path, the reasons why a mapping does not make leaves.
       names: With a mapping, the paths of leaves in the file by those in the tree.
+      has_function: Whether the mapping is a function.
       absent: The placeholder in the state for parts that are not loaded.
     """
 
@@ -63,6 +64,7 @@ class Coverage:
         self.notes = notes
         self.lacks: dict[str, str] = {}
         self.names: Mapping[str, str] | None = None
+        self.has_function = False
         self._room = Room()
         # Dicts, since some restores walk the tree twice.
         self._loaded: dict[str, None] = {}

@@ -124,13 +124,16 @@ class Restore:
         if is_native and self.level is not None:
             names = [each for each in mismatches if not self.level.explains(each)]
             hints = [self.level.hint]
-        names_of, lacks = None, {}
+        names_of, lacks, has_function = None, {}, False
         if self.partial is not None:
             names_of, lacks = self.partial.names, self.partial.lacks
-        hints += about_names(names, self.deeper, names_of) if is_native else ()
+            has_function = self.partial.has_function
+        if is_native:
+            hints += about_names(names, self.deeper, names_of, has_function=has_function)
         hints += about_keys(mismatches)
         hints += [*about_types(mismatches), *about_ties(mismatches)]
-        hints += about_axes(mismatches, names_of) if is_native else ()
+        if is_native:
+            hints += about_axes(mismatches, names_of, has_function=has_function)
         texts = [
             f"{printable(path)}: {printable(text)}"
             for path, text in lacks.items()

@@ -67,8 +67,7 @@ class Series(Hinting):
         until checkpoints that another rule keeps are copied. Only for programs of one process.
       unchanged: `"write"` writes all leaves of each step. `"link"` saves directories, and links the
         files of unchanged leaves to those of the last step that this object saved or resumed; each
-        step stays whole without the others. A damaged file harms all steps that share it. Not with
-        `fast=`.
+        step stays whole without the others. A damaged file harms all steps that share it.
       full_every: With `unchanged="link"`, the number of checkpoints after which all leaves are
         written again. `None` does so once 50 checkpoints and one day have passed.
       storage_options: See `save`.
@@ -108,6 +107,8 @@ class Series(Hinting):
         storage_options: StorageOptions = None,
     ):
         check("timeout", timeout)
+        if not isinstance(prefix, str):
+            raise TypeError(f"prefix must be a string, such as 'step_', got {prefix!r:.100}")
         linking = _linking(unchanged, full_every, sharded)
         folder = Folder.of(path, prefix, storage_options)  # the program may go elsewhere
         is_name = os.path.basename(prefix) == prefix  # noqa: PTH119  # a URL is not a path
