@@ -248,6 +248,9 @@ def is_compressed(data: Buffer | Content, *, by_start: bool = False) -> bool:
 def is_patch(data: Buffer | Content) -> bool:
     """Returns whether data end as a patch does."""
 
+def is_wrapped(data: Buffer) -> bool:
+    """Returns whether data are compressed or a patch: one call for small messages."""
+
 def patch_parts(patch: Content) -> tuple[str, bytes | None]:
     """Returns the file of the base that a patch names, and the record of its structure, if any.
 

@@ -1,5 +1,6 @@
 //! Patches from one encoding to another.
 
+use std::mem::MaybeUninit;
 use std::num::NonZero;
 
 use pyo3::prelude::*;
@@ -16,6 +17,7 @@ use super::watch::Watcher;
 use crate::base::raw::RawBytes;
 use crate::base::source::{Source, bytes_of};
 use crate::codec::delta::{self, Base, Headers, Join, Patch};
+use crate::codec::gzip::{MAGIC_BYTES, is_compressed};
 use crate::files::mapping::Pages;
 use crate::foreign::sniff::{Sample, explain};
 use crate::format::layout as core_layout;
@@ -82,6 +84,16 @@ pub fn is_patch(data: &Bound<'_, PyAny>) -> PyResult<bool> {
         return Ok(data.py().detach(|| delta::is_patch(source))?);
     }
     Ok(delta::is_patch(&Borrowed::buffer(data)?)?)
+}
+
+/// See `_core.pyi`.
+#[pyfunction]
+pub fn is_wrapped(data: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let data = Borrowed::buffer(data)?;
+    let mut start = [MaybeUninit::uninit(); MAGIC_BYTES];
+    let len = start.len().min(Source::len(&data));
+    let start = data.read_at(0, &mut start[..len])?;
+    Ok(is_compressed(start) || delta::is_patch(&data)?)
 }
 
 /// See `_core.pyi`.

@@ -81,7 +81,7 @@ mod _core {
         catalog::{Catalog, copy_array, restore_selected},
         classes::Class,
         content::{Content, is_compressed},
-        delta::{apply_delta, is_patch, join, patch_parts},
+        delta::{apply_delta, is_patch, is_wrapped, join, patch_parts},
         digest::{digests, join_digests},
         grid::{ShardGrid, ranges_of_box},
         gzip::decompress,

@@ -544,7 +544,7 @@ LEAVES: list[Row] = [
     ("file['params/w'].load()", r"read it by array\[\.\.\.\]", ["file['params/w'][...]"]),
     ("treepack.register_dataclass(3)", "expected a class, got 3", [
         "treepack.register_dataclass(dataclasses.make_dataclass('A', ['a']))"]),
-    ("treepack.register_namedtuple(Config)", "not a namedtuple: use treepack.register_node", [
+    ("treepack.register_namedtuple(Config)", "a namedtuple: use treepack.register_dataclass$", [
         "treepack.register_namedtuple(collections.namedtuple('B', 'b'), serialized_name='m.B')"]),
     ("checkpoints.restore_checkpoint('series', TREE, step=9)", "the steps 0, 1, 2", [
         "checkpoints.restore_checkpoint('series', TREE, step=2)"]),

@@ -168,3 +168,22 @@ def test_floats_of_64_bits_that_overflow_in_jax(tmp_path: Path, name: str, abstr
     assert treepack.load(tmp_path / name, {"w": np.zeros(2)})["w"][0] == 1e300
     treepack.save(tmp_path / name, {"w": np.array([np.inf, np.nan])}, sharded=name == "directory")
     assert np.isinf(treepack.load(tmp_path / name, template)["w"][0])
+
+
+def test_options_of_one_call_of_loads_do_not_hold_for_others() -> None:
+    data = treepack.dumps({"w": np.ones(3), "step": 1})
+    for _ in range(2):
+        assert treepack.loads(data, copy=True)["w"].flags.writeable
+        with pytest.raises(ValueError, match="copy must be True, False or None, got 1"):
+            treepack.loads(data, copy=1)  # type: ignore[arg-type]  # equals `True`
+        with pytest.raises(ValueError, match="arrays must be"):
+            treepack.loads(data, arrays=["numpy"])  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="threads must be an integer"):
+            treepack.loads(data, threads="all")  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="'array': is it 'arrays'"):
+            treepack.loads(data, array="numpy")  # type: ignore[call-arg]
+        assert not treepack.loads(data)["w"].flags.writeable
+        patch = treepack.dumps({"w": np.ones(3), "step": 2}, base=data)
+        with pytest.raises(treepack.BaseMismatchError, match="this is a patch"):
+            treepack.loads(patch, copy=True)
+        assert treepack.loads(patch, base=data)["step"] == 2

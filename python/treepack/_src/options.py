@@ -309,7 +309,7 @@ def takes(types: Any = None, **defaults: Any) -> Callable[[V], V]:
         def wrapper(*args: Any, **options: Any) -> Any:
             if check_now is not None:
                 check_now()
-            if not names.issuperset(options):
+            if options and not names.issuperset(options):
                 check_known(checked, options)
             try:
                 return verb(*args, **options)
@@ -480,6 +480,10 @@ class Reading(_Options):
 @dataclasses.dataclass(kw_only=True)
 class BytesReading(Reading, Opening):
     """How trees are read from bytes; see `loads`."""
+
+
+SMALL = frozenset({"strict", "cast", "arrays", "copy", "unknown", "containers", "threads"})
+"""The options of `loads` whose values are small and do not change."""
 
 
 @dataclasses.dataclass(kw_only=True)

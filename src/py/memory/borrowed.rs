@@ -74,7 +74,9 @@ impl Borrowed {
         }
         let export = PyUntypedBuffer::get(object)?;
         if !export.is_c_contiguous() {
-            return Err(PyTypeError::new_err("the buffer must be contiguous: pass bytes(...) of it"));
+            return Err(PyTypeError::new_err(
+                "the buffer must be contiguous: pass bytes(...) of it",
+            ));
         }
         Self::export(object.py(), export)
     }

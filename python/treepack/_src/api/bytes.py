@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any, Never, Unpack
 
 import treepack._core as core
-from treepack._src.checkpoint.load import restore_described
-from treepack._src.checkpoint.placement import device_leaves
+from treepack._src.checkpoint.load import restore_described, restore_message
 from treepack._src.checkpoint.select import chosen
 from treepack._src.elsewhere import advised, unknown_option
 from treepack._src.options import (
+    SMALL,
     Buffer,
     BytesOptions,
     BytesReading,
@@ -151,13 +151,16 @@ def loads(
       >>> treepack.loads(saved, arrays="numpy")
       (array([0, 1, 2], dtype=int32), {'n': 1})
     """
+    tree: Template
+    if type(data) is bytes and SMALL.issuperset(options):
+        tree = restore_message(data, target, options)
+        return tree
     reading = BytesReading.of(options)
     base = reading.base
     if base is not None:
         reading.base = base_of(base, max_size=reading.max_size)
     encoded = inflated(_joined(data) if isinstance(data, list) else data, reading)
-    held = device_leaves(base, reading.unchanged) if reading.unchanged else {}
-    tree: Template = restore_described(encoded, target, reading, held=held)
+    tree = restore_described(encoded, target, reading, base=base)
     return tree
 
 

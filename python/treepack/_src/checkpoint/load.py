@@ -11,12 +11,12 @@ import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.casting import cast_floats
 from treepack._src.checkpoint.mapped import MappedReader, faulty, mapped
-from treepack._src.checkpoint.placement import converter
+from treepack._src.checkpoint.placement import converter, device_leaves
 from treepack._src.checkpoint.reader import Place, StayLazy, lacking
 from treepack._src.checkpoint.replicas import Together
 from treepack._src.checkpoint.select import Selector, compiled, similar
 from treepack._src.interop import jax as _jax
-from treepack._src.options import Buffer, Reading, Selection, Status, progress_bar
+from treepack._src.options import Buffer, BytesReading, Reading, Selection, Status, progress_bar
 from treepack._src.paths import Room, Trail
 from treepack._src.printable import printable, shortened, warn
 from treepack._src.pytree.kinds import kind_of
@@ -27,6 +27,7 @@ from treepack._src.restore.compare import signature
 from treepack._src.restore.record import assembled, rebuilt
 from treepack._src.restore.report import ABSENT, Coverage
 from treepack._src.restore.template import restore_encoded, restore_part
+from treepack._src.storage.content import inflated
 from treepack.errors import (
     CorruptionError,
     DecodeError,
@@ -458,11 +459,38 @@ def restore_described(
     target: Any,
     reading: Reading,
     *,
-    held: Mapping[str, Any] | None = None,
+    base: Any = None,
 ) -> Any:
-    """Restores a tree from the bytes of its file, as `load` does; see `converter` for `held`."""
-    reading.check(target)
+    """Restores a tree from the bytes of its file, as `load` does, or of a patch of a base."""
+    held = device_leaves(base, reading.unchanged) if isinstance(reading, BytesReading) else {}
     convert = converter(reading, may_change=not isinstance(data, (bytes, core.Content)), held=held)
+    return _converted(data, target, reading, convert)
+
+
+_Convert = Callable[[list[Any]], list[Any]]
+
+
+def restore_message(data: bytes, target: Any, options: Mapping[str, Any]) -> Any:
+    """Restores a tree from bytes with options of `SMALL`, as `loads` does."""
+    try:
+        reading, convert = _prepared(**options)
+    except TypeError:  # a value is not hashable, or of another type
+        reading = BytesReading.of(options)
+        convert = converter(reading)
+    return _converted(inflated(data, reading), target, reading, convert)
+
+
+@functools.lru_cache(maxsize=64, typed=True)  # to check them takes most of the time of a message
+def _prepared(**options: Any) -> tuple[BytesReading, _Convert | None]:
+    reading = BytesReading.of(options)
+    return reading, converter(reading)
+
+
+def _converted(
+    data: Buffer | core.Content, target: Any, reading: Reading, convert: _Convert | None
+) -> Any:
+    """Restores a tree with the result of `converter`."""
+    reading.check(target)
     if target is not None:
         check_is_tree(target)
         return restore_encoded(target, data, reading, convert=convert)

@@ -307,8 +307,9 @@ def register_namedtuple(
     """
     _check_is_type(nodetype)
     if not is_namedtuple(nodetype):
+        verb = "dataclass" if dataclasses.is_dataclass(nodetype) else "node"
         raise ValueError(
-            f"{default_name(nodetype)} is not a namedtuple: use treepack.register_node"
+            f"{default_name(nodetype)} is not a namedtuple: use treepack.register_{verb}"
         )
     if not is_plain_namedtuple(nodetype):
         name = TYPES.chosen(nodetype, serialized_name)

@@ -137,11 +137,13 @@ def _empty() -> DecodeError:
 def inflated(data: Buffer, opening: Opening) -> core.Content | Buffer:
     """Returns data, decompressed if they are gzip, and joined with the base if they are a patch."""
     try:
-        is_compressed = core.is_compressed(data)
+        is_wrapped = core.is_wrapped(data)
     except TypeError:
         check_is_bytes(data)
         raise  # it is not contiguous
-    if is_compressed:
+    if not is_wrapped:
+        return data
+    if core.is_compressed(data):
         with progress_bar(opening.progress, "load") as tell:
             data = core.decompress(
                 data, max_size=opening.max_size, threads=opening.threads, progress=tell
