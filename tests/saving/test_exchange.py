@@ -18,7 +18,14 @@ from tiers import examples
 from treepack._src.formats.exchange import HIDDEN, writers_of
 
 TREE = """
-import json, pathlib
+import json, pathlib, traceback
+
+def end(*error):  # the shutdown of JAX would wait for the other process
+    traceback.print_exception(*error, file=sys.stdout)
+    sys.stdout.flush()
+    os._exit(1)
+
+sys.excepthook = end
 from treepack._src.saving import mapped
 from treepack._src.storage.address import Address
 
@@ -164,6 +171,11 @@ other = distributed()
 if index == 1:
     other["own"] = np.arange(11.0)
 fails("process 1 saved a different tree" if index == 0 else "process 1", other)
+turned = distributed()
+if index == 1:  # arrays of one shape must not be confused
+    turned["b"] = turned.pop("b")
+    turned["own"] = turned.pop("own")
+fails("process 1 saved a different tree" if index == 0 else "process 1", turned)
 
 def enough(done, total):
     assert 0 <= done <= total
@@ -175,6 +187,10 @@ fails("enough", distributed(), progress=enough)
 same = "the same mapping=, separator=, max_shard_size="
 fails(same, distributed(), max_shard_size=1000 * (1 + index))
 fails(same, distributed(), metadata={"process": str(index)})
+square = {"a": put(W[0, :8]), "b": put(W[1, :8], "x")}
+for rule in ("m", "a b -> b a"), ("m", "a b", {"scale": 2.0}):  # headers are equal
+    fails(same, square, mapping={"b": rule if index else ("m", "a b")})
+fails(same, square, mapping={"a": "b", "b": "a"} if index else {"a": "a"})
 
 def torn(path, *args, real=Address.save):
     if index == 1 and path.endswith(".safetensors"):
@@ -187,6 +203,22 @@ Address.save = save
 tied = distributed()
 tied["head"] = put(W[0] + 2, "y")
 fails("differ", tied, mapping=RULES | {"head": ("model.embed", "v m")})
+file = pathlib.Path(path + ".safetensors")
+treepack.save(file, square)
+old = file.read_bytes()
+try:
+    treepack.save(file, square, mapping={"b": ("m", "a b -> b a" if index else "a b")})
+except ValueError as error:
+    assert same in str(error), error
+else:
+    raise AssertionError("no error")
+assert index > 0 or file.read_bytes() == old
+try:
+    treepack.save(file, tied, format="safetensors", mapping={"embed": "e", "head": "e"})
+except ValueError as error:
+    assert "differ" in str(error), error
+if index == 0:
+    assert [each for each in os.listdir(file.parent) if "safetensors" in each] == [file.name]
 treepack.save(path, distributed(), **options)
 assert before != names() and len(before) == len(names()) or index
 print("failed")
@@ -196,6 +228,91 @@ print("failed")
 
 def test_an_error_in_one_process_is_one_in_all(tmp_path: Path) -> None:
     assert "failed" in processes.run(FAILURES, 2, tmp_path / "model")
+
+
+def test_only_shards_of_a_save_are_removed(tmp_path: Path) -> None:
+    tree = {"w": np.arange(4.0)}
+    for path, room in (
+        (tmp_path / "model", tmp_path / "model"),
+        (tmp_path / "model.safetensors", tmp_path / ".model.safetensors"),
+    ):
+        (room / HIDDEN).mkdir(parents=True)
+        left = room / HIDDEN / "1f0c9a2e-00001.treepack"
+        mine = room / HIDDEN / ".notes"
+        for each in (left, mine):
+            each.write_bytes(b"text")
+        treepack.save(path, tree, format="safetensors")
+        assert left.exists()
+        assert mine.read_bytes() == b"text"
+        mine.unlink()
+        treepack.save(path, tree, format="safetensors")
+        assert not (room / HIDDEN).exists()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["model", "model.safetensors"]
+    (tmp_path / "model" / HIDDEN).write_bytes(b"text")
+    treepack.save(tmp_path / "model", tree, format="safetensors")
+    assert (tmp_path / "model" / HIDDEN).exists()
+
+
+def test_a_lease_is_not_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "lease.treepack").write_bytes(b"{}")
+    with pytest.raises(ValueError, match="its save has not finished"):
+        treepack.load(tmp_path)
+
+
+REARRANGED = (
+    TREE
+    + """
+path, background = args[0], args[1] == "True"
+tree = distributed() | {"text": "t", "none": {}, "key": jax.random.key(3), "n": 3}
+rules = RULES | {"own": "mine", "big": ("turned", "1 a -> a")}
+saving = treepack.save(path, tree, mapping=rules, metadata={"a": 1}, background=background)
+if background:
+    saving.result()
+assert len(made) == len({*made}), made
+assert made  # in each process
+for other in ({"embed": ("e", "a b")}, {"embed": ("e", "a b", {"scale": 2.0})}), (rules, {}):
+    try:
+        treepack.save(path, tree, mapping=other[index % 2])
+    except ValueError as error:
+        assert "the same mapping=" in str(error) or "another tree" in str(error), error
+    else:
+        raise AssertionError("no error")
+if index == 0:
+    tree |= HOST
+    treepack.save(args[2], tree, mapping=rules, metadata={"a": 1}, sharded=False)
+"""
+)
+
+
+@tiers.parametrize(("count", "background"), [(2, False), (4, True)])
+def test_a_mapping_of_a_sharded_directory(tmp_path: Path, count: int, background: bool) -> None:
+    path, alone = tmp_path / "together", tmp_path / "alone.treepack"
+    processes.run(REARRANGED, count, path, background, alone)
+    assert sorted(tmp_path.iterdir()) == sorted([path, alone])
+    assert len([*path.glob("*-*.treepack")]) == count
+    assert not treepack.diff(path, alone)
+    assert treepack.digest(path) == treepack.digest(alone)
+    assert treepack.verify(path).ok
+    assert treepack.read_metadata(path) == {"a": 1}
+    loaded = treepack.load(path)
+    assert loaded["turned"].tolist() == [[0, 1, 2]]
+    assert loaded["none"] == {}
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_mapping_of_a_directory_of_one_process(tmp_path: Path, background: bool) -> None:
+    tree = {"w": np.arange(24.0).reshape(4, 6), "s": np.float32(2), "n": 3, "none": {}}
+    rules = {"w": ("m.{l}", "a -> l a")}
+    options = {"mapping": rules, "background": background}
+    savings = [
+        treepack.save(tmp_path / "directory", tree, sharded=True, **options),  # type: ignore[call-overload]
+        treepack.save(tmp_path / "file.treepack", tree, **options),  # type: ignore[call-overload]
+    ]
+    tree["w"][0] = 7  # after the save, or its copy
+    for saving in savings if background else ():
+        saving.result()
+    assert not treepack.diff(tmp_path / "directory", tmp_path / "file.treepack")
+    assert treepack.load(tmp_path / "directory")["m"]["0"].tolist() == [0, 1, 2, 3, 4, 5]
 
 
 BUSY = (

@@ -20,7 +20,7 @@ from treepack._src.checkpoint.select import chosen
 from treepack._src.checkpoint.sharded import unless_replaced
 from treepack._src.checkpoint.shards import warn_of_part
 from treepack._src.formats import SEPARATOR, Format, Leaves, Write
-from treepack._src.formats.exchange import exchange_of
+from treepack._src.formats.exchange import Alone, Exchange, Rearranged, exchange_of, room_of
 from treepack._src.formats.named import named, nested
 from treepack._src.options import (
     Export,
@@ -210,8 +210,6 @@ def save(
         check_iterator(saved, background=background)
     else:
         tree = chosen(tree, saved.select, saved.exclude)
-        if format is None and saved.mapping is not None:
-            tree = _mapped(tree, saved, snapshot=background)
     if format is not None:
         return _saved(format, place, tree, saved, export, options, background=background)
     compress = place.compression(options.get("compress"))
@@ -230,8 +228,15 @@ def save(
         with spooled(tree, place) as tree:
             place.save(file_layout(tree, saved, writing), writing, progress)
         return None
+    exchange = Alone(tree)
+    if saved.mapping is not None:
+        exchange, tree = _mapped(room_of(place), tree, saved, writing.threads, snapshot=background)
     if saved.sharded:
-        together = ShardedWrite(place, tree, saved, writing, snapshot=background)
+        together: ShardedWrite | Rearranged
+        if isinstance(exchange, Exchange):
+            together = Rearranged(place, tree, saved, writing, exchange)
+        else:
+            together = ShardedWrite(place, tree, saved, writing, snapshot=background)
         return run(
             place,
             together,
@@ -276,34 +281,31 @@ def _saved(
             _export(format, place, *content, export, options)(options.get("progress"))
         return None
     threads = options.get("threads")
-    room = format.room(place)
-    exchange = exchange_of(room, tree, saved, snapshot=background, threads=threads)
+    exchange, tree = _mapped(format.room(place), tree, saved, threads, snapshot=background)
     try:
-        if exchange is not None:
-            tree = exchange.tree
-        if saved.mapping is not None:
-            tree = _nested(mapped_leaves(tree, saved.mapping, snapshot=background))
         content = format.content_of(tree, saved)
         write = _export(
             format, place, *content, export, options, snapshot=background, exchange=exchange
         )
     except BaseException as error:
-        if exchange is not None:
-            exchange.abandon(error)
+        exchange.abandon(error)
         raise
-    abandon = None if exchange is None else exchange.abandon
-    return run(place, write, options.get("progress"), background=background, abandon=abandon)
+    progress = options.get("progress")
+    return run(place, write, progress, background=background, abandon=exchange.abandon)
 
 
-def _mapped(tree: Any, saved: Saved, *, snapshot: bool) -> Any:
-    """Returns a tree in the layout of a file of treepack or flax."""
-    if saved.sharded or is_distributed(tree):
-        raise TreepackError(
-            "mapping= is for trees that one process saves: save without it, "
-            "and convert the checkpoint, or gather the arrays, as by "
-            "jax.experimental.multihost_utils.process_allgather"
-        )
-    return _nested(mapped_leaves(tree, saved.mapping, snapshot=snapshot))
+def _mapped(
+    room: Address | None, tree: Any, saved: Saved, threads: int | None, *, snapshot: bool
+) -> tuple[Alone, Any]:
+    """Returns the processes that save a tree, and the tree in the layout of the file."""
+    exchange = exchange_of(room, tree, saved, snapshot=snapshot, threads=threads)
+    try:
+        if saved.mapping is None:
+            return exchange, exchange.tree
+        return exchange, _nested(mapped_leaves(exchange.tree, saved.mapping, snapshot=snapshot))
+    except BaseException as error:
+        exchange.abandon(error)
+        raise
 
 
 def _nested(leaves: Leaves) -> Any:

@@ -82,10 +82,16 @@ def plan_of(arrays: Iterable[Any], block: int | None = None) -> core.ShardPlan:
         tuple(
             (array.shape, array.nbytes, array.sharding, array.is_fully_addressable, block)
             if _jax.is_array(array)
-            else (array.shape, array.nbytes, None, True, _block_of(array, block))
+            else (array.shape, array.nbytes, _readable_by(array), False, _block_of(array, block))
             for array in arrays
         )
     )
+
+
+def _readable_by(array: Any) -> tuple[int, ...]:
+    """Returns the processes that may write an array of the host."""
+    is_everywhere = getattr(array, "is_everywhere", False)
+    return tuple(range(_jax.processes()[1])) if is_everywhere else (0,)
 
 
 def _block_of(array: Any, block: int | None) -> int | None:
@@ -110,7 +116,8 @@ def _plan(
         if block is not None and nbytes // len(holders) > block:
             counts, holders = _in_blocks(shape, counts, holders, nbytes, block)
         number, _ = numbered.setdefault(id(holders), (len(numbered), holders))
-        splits.append((counts, number, nbytes // len(holders), sharding is None))
+        is_host = sharding is None or isinstance(sharding, tuple)
+        splits.append((counts, number, nbytes // len(holders), is_host))
     return core.ShardPlan(splits, [holders for _, holders in numbered.values()])
 
 
@@ -120,9 +127,12 @@ _Holders = tuple[tuple[int, ...], ...]
 
 @functools.lru_cache(maxsize=1024)
 def _split(sharding: Any, shape: tuple[int, ...]) -> tuple[tuple[int, ...], _Holders]:
-    """Returns the number of shards in each dimension, and their holders."""
-    if sharding is None:
-        return (1,) * len(shape), ((0,),)
+    """Returns the number of shards in each dimension, and their holders.
+
+    In place of a sharding, `None` or processes are of an array of the host.
+    """
+    if sharding is None or isinstance(sharding, tuple):
+        return (1,) * len(shape), (sharding or (0,),)
     _, counts, by_shard = division(sharding, shape)
     processes = (sorted({device.process_index for device in devices}) for devices in by_shard)
     return counts, _shared(tuple(map(tuple, processes)))

@@ -1,9 +1,9 @@
-"""Exchanges shards between processes, so that each can save whole arrays in another format.
+"""Exchanges shards between processes, so that each can save whole arrays, in another layout.
 
     arrays ──each process its shards──▶ hidden checkpoint ──▶ whole arrays, read by any process
 
 The processes have two rounds of messages: for the hidden checkpoint, and for the files that are
-made of it.
+made of it. `Rearranged` has a third, of the sharded directory.
 """
 
 from __future__ import annotations
@@ -11,7 +11,11 @@ from __future__ import annotations
 import contextlib
 import heapq
 import json
-from collections.abc import Iterator, Sequence
+import os
+import secrets
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,12 +24,15 @@ import treepack._core as core
 from treepack._core import Class
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import File
+from treepack._src.checkpoint.select import ends_of
 from treepack._src.checkpoint.sharded import ShardedReader
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.group import Group, Message, text_of
-from treepack._src.options import Saved, Tell, Writing
+from treepack._src.options import Progress, Saved, Tell, Writing
 from treepack._src.pytree.leaves import classify
 from treepack._src.pytree.state_dict import leaves_of
+from treepack._src.saving.directory import has_other_files
+from treepack._src.saving.lease import Permit, leased
 from treepack._src.saving.sharded import ShardedWrite, is_distributed
 from treepack._src.storage.address import Address
 from treepack._src.storage.deferred import Deferred
@@ -43,11 +50,17 @@ class Later(Deferred):
 
     Attributes:
       array: The array there, once it can be read.
+      is_everywhere: Whether any process may write it.
     """
 
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]):
-        self.shape, self.dtype = shape, dtype
+    is_everywhere = True
+
+    def __init__(self, path: str, shape: tuple[int, ...], dtype: np.dtype[Any]):
+        self._path, self.shape, self.dtype = path, shape, dtype
         self.array: Any = None
+
+    def __repr__(self) -> str:
+        return self._path
 
     def _now(self) -> Any:
         """Returns the array in the hidden checkpoint."""
@@ -58,14 +71,60 @@ class Later(Deferred):
         return pieces
 
 
-class Exchange:
-    """The arrays of a tree that several processes save together.
+class Alone:
+    """The processes of a save: one, which exchanges nothing.
 
     Attributes:
-      tree: The tree, as nested dicts, with a `Later` in place of each array.
+      tree: The tree.
       index: The number of this process; 0 commits.
       count: The number of processes.
       nbytes: The number of bytes of shards that this process has written.
+    """
+
+    index, count, nbytes = 0, 1, 0
+
+    def __init__(self, tree: Any = None):
+        self.tree = tree
+
+    def abandon(self, error: BaseException) -> None:
+        """Sends an error to all others, unless `opened` does: this process will not save."""
+
+    def opened(self, tell: Tell | None, after: int) -> contextlib.AbstractContextManager[None]:
+        """Exchanges the shards; within the block, arrays can be read.
+
+        Args:
+          tell: Called with the number of bytes that are written, and their total.
+          after: The number of bytes that this process writes within the block.
+
+        Raises:
+          TreepackError: If another process fails, or the hidden directory has other files.
+        """
+        return contextlib.nullcontext()
+
+    def agree(self, plan: Callable[[], int], choice: Any = None) -> Any:
+        """Returns the choice of process 0, such as names of files, in all processes.
+
+        Args:
+          plan: Returns a checksum of the files, which must be the same in all processes.
+          choice: A value for JSON; for process 0.
+
+        Raises:
+          TreepackError: If another process would save other files.
+        """
+        return choice
+
+    def gather(self) -> None:
+        """Waits until all others have written their files; for process 0.
+
+        Raises:
+          TreepackError: If one of them failed.
+        """
+
+
+class Exchange(Alone):
+    """The processes that save a tree together, which exchange its shards.
+
+    `tree` becomes nested dicts, with a `Later` in place of each array.
     """
 
     def __init__(
@@ -87,46 +146,45 @@ class Exchange:
           snapshot: Whether arrays may change before `opened`.
           threads: The maximum number of threads that copy.
         """
-        self._path = directory.absolute() / HIDDEN
-        self._later: list[Later] = []
+        self._directory = directory.absolute()
+        self._path = self._directory / HIDDEN
+        self._later: dict[str, Later] = {}
         self.tree: Any = {}
         arrays: dict[str, Any] = {}
+        empty = {parts: None for parts, is_leaf in ends_of(tree) if parts and not is_leaf}
         for parts, leaf in leaves_of(tree, ()):
+            empty.pop((*parts,), None)
             if classify(leaf) in ARRAYS:
-                arrays[str(len(arrays))] = (
-                    np.asarray(leaf) if isinstance(leaf, np.generic) else leaf
-                )
-                leaf = Later(leaf.shape, np.dtype(leaf.dtype).newbyteorder("="))
-                self._later.append(leaf)
+                path = _paths.text(parts)
+                arrays[path] = leaf
+                if not isinstance(leaf, np.generic):  # scalars are compared, and stay
+                    leaf = Later(path, leaf.shape, np.dtype(leaf.dtype).newbyteorder("="))
+                    self._later[path] = leaf
             if parts:
                 _paths.put(self.tree, [*parts], leaf)
             else:
                 self.tree = leaf
+        for parts in empty:
+            _paths.put(self.tree, [*parts], {})
         own = Saved(sharded=True, step=saved.step, timeout=saved.timeout)
         writing = Writing(durable=False, threads=threads)
         self._shards = ShardedWrite(self._path, arrays, own, writing, snapshot=snapshot)
         self._group: Group = self._shards.group
         self.index, self.count = self._group.index, self._group.count
-        self.nbytes = 0
         self._has_begun = self._has_announced = False
 
     def abandon(self, error: BaseException) -> None:
-        """Sends an error to all others, unless `opened` does: this process will not save."""
         if not self._has_begun:
             self._has_begun = True
             self._shards.abandon(error)
 
     @contextlib.contextmanager
     def opened(self, tell: Tell | None, after: int) -> Iterator[None]:
-        """Exchanges the shards; within the block, arrays can be read.
-
-        Args:
-          tell: Called with the number of bytes that are written, and their total.
-          after: The number of bytes that this process writes within the block.
-
-        Raises:
-          TreepackError: If another process fails.
-        """
+        if self.index == 0 and has_other_files(_names_in(self._path)):
+            raise TreepackError(
+                f"{self._path.shown} has files that are not of a save: choose another directory, "
+                "or remove them"
+            )
         self._has_begun = True
 
         def told(done: int, total: int) -> None:
@@ -140,15 +198,15 @@ class Exchange:
             try:
                 with contextlib.closing(ShardedReader(self._path)) as reader:
                     file = File(reader)
-                    for number, later in enumerate(self._later):
-                        later.array = file[str(number)]
+                    for path, later in self._later.items():
+                        later.array = file[_paths.text([path])]
                     self._files = [name for name, _, _ in reader.manifest.files]
                     yield
             except BaseException as error:
                 self._fail(error)
                 raise
             finally:
-                for later in self._later:
+                for later in self._later.values():
                     later.array = None
             if self.index == 0:
                 self._group.end()
@@ -157,8 +215,11 @@ class Exchange:
                 self._group.wait()
         finally:
             if self.index == 0:
-                with contextlib.suppress(OSError):  # the next save removes it
-                    self._path.remove()
+                remove_shards(self._directory)
+
+    def further(self) -> Group:
+        """Returns a round of messages within the block of `opened`."""
+        return self._group.further()
 
     def _fail(self, error: BaseException) -> None:
         """Sends the error of the second round to all others."""
@@ -169,19 +230,11 @@ class Exchange:
             self._group.announce("")
         self._group.end(error)
 
-    def agree(self, plan: int, choice: Any = None) -> Any:
-        """Returns the choice of process 0, such as names of files, in all processes.
-
-        Args:
-          plan: A checksum of the files, which must be the same in all processes.
-          choice: A value for JSON; for process 0.
-
-        Raises:
-          TreepackError: If another process would save other files.
-        """
+    def agree(self, plan: Callable[[], int], choice: Any = None) -> Any:
+        own_plan = plan()
         if self.index == 0:
             self._has_announced = True
-            self._group.announce(json.dumps([plan, self._files, choice]))
+            self._group.announce(json.dumps([own_plan, self._files, choice]))
             return choice
         text = self._group.announced()
         if not text:
@@ -189,7 +242,7 @@ class Exchange:
         its_plan, files, choice = json.loads(text)
         if files != self._files:
             raise BusyError(f"another job saves to {self._path} at the same time: save again")
-        if plan != its_plan:
+        if own_plan != its_plan:
             raise TreepackError(
                 "its files differ from those of process 0: pass the same mapping=, separator=, "
                 "max_shard_size= and metadata= in all processes"
@@ -197,29 +250,99 @@ class Exchange:
         return choice
 
     def gather(self) -> None:
-        """Waits until all others have written their files; for process 0.
-
-        Raises:
-          TreepackError: If one of them failed.
-        """
         messages = sorted(self._group.gather().items())
         errors = [f"process {at}: {message.error}" for at, message in messages if message.error]
         if errors:
             raise self._group.failed(errors)
 
 
+class Rearranged:
+    """A save of tensors that a mapping makes, to a sharded directory of several processes.
+
+    Calling it writes them, once: each in one process, which reads its parts from the exchange.
+
+    Attributes:
+      abandon: See `Exchange`.
+    """
+
+    def __init__(
+        self, path: Address, tree: Any, saved: Saved, writing: Writing, exchange: Exchange
+    ):
+        """`tree` has the layout of the files, and `exchange` is of `room_of(path)`."""
+        self._path = path.absolute()
+        self._tree, self._saved, self._writing, self._exchange = tree, saved, writing, exchange
+        self.abandon = exchange.abandon
+
+    def __call__(self, progress: Progress) -> None:
+        try:
+            with contextlib.ExitStack() as stack:
+                if self._exchange.index == 0:
+                    stack.enter_context(leased_room(self._path))
+                stack.enter_context(self._exchange.opened(None, 0))
+                self._write(progress)
+        except BaseException as error:
+            self._exchange.abandon(error)
+            raise
+
+    def _write(self, progress: Progress) -> None:
+        group = self._exchange.further()
+        try:
+            self._exchange.agree(self._plan)
+        except BaseException as error:
+            group.abandon(error)
+            raise
+        more: Any = {"snapshot": False, "group": group}
+        ShardedWrite(self._path, self._tree, self._saved, self._writing, **more)(progress)
+
+    def _plan(self) -> int:
+        """Returns a checksum of the sources of each array."""
+        leaves = (leaf for _, leaf in leaves_of(self._tree, ()) if isinstance(leaf, Deferred))
+        return zlib.crc32("".join(map(repr, leaves)).encode())
+
+
+def room_of(path: Address) -> Address:
+    """Returns the directory beside a path in which processes exchange shards to save to it."""
+    return path.beside(f".{os.path.basename(path)}")  # noqa: PTH119
+
+
+@contextlib.contextmanager
+def leased_room(path: Address) -> Iterator[Permit]:
+    """Holds the lease of `room_of` a path, which is removed once it is empty; for process 0."""
+    room = room_of(path)
+    try:
+        with leased(room, secrets.token_hex(4)) as permit:
+            yield permit
+    finally:
+        if room.is_local:
+            with contextlib.suppress(OSError):
+                Path(room).rmdir()
+
+
 def exchange_of(
     directory: Address | None, tree: Any, saved: Saved, *, snapshot: bool, threads: int | None
-) -> Exchange | None:
-    """Returns the exchange of a save by several processes; `None` if this one saves alone.
+) -> Alone:
+    """Returns the processes that save a tree; `Alone` if this one does.
 
     See `Exchange`; `directory` is `None` if only one process saves in a format.
     """
     if directory is None or saved.sharded is False or _jax.processes()[1] == 1:
-        return None
+        return Alone(tree)
     if saved.sharded is None and not is_distributed(tree):
-        return None
+        return Alone(tree)
     return Exchange(directory, tree, saved, snapshot=snapshot, threads=threads)
+
+
+def remove_shards(directory: Address) -> None:
+    """Removes the hidden checkpoint of an ended save, as far as possible, and nothing else."""
+    path = directory / HIDDEN
+    with contextlib.suppress(OSError):  # the next save removes it
+        names = _names_in(path)
+        if (names or path.is_local) and not has_other_files(names):
+            path.remove()
+
+
+def _names_in(path: Address) -> list[str]:
+    return [entry.name for entry in path.entries(hidden=True)]
 
 
 def writers_of(sizes: Sequence[int], count: int) -> list[int]:

@@ -100,7 +100,9 @@ class _Sources:
 
 
 class _Tensor(Held):
-    """A tensor of the file, which is made of leaves when it is written."""
+    """A tensor of the file, which is made of leaves when it is written, by any process."""
+
+    is_everywhere = True
 
     def __init__(
         self,
@@ -116,6 +118,10 @@ class _Tensor(Held):
         self._path, self._tensor, self._ties, self._sources = path, made, ties, held
         for one in (made, *ties):
             held.hold([one] if isinstance(one, str) else one.assembly.paths)
+
+    def __repr__(self) -> str:
+        """Describes how it is made: differs if other elements would result."""
+        return repr(self._tensor if isinstance(self._tensor, str) else self._tensor.tie)
 
     def _make(self) -> np.ndarray:
         tensor = np.asarray(self._sources.read(self._tensor, self._path))

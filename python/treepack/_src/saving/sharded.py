@@ -72,8 +72,10 @@ class ShardedWrite:
         writing: Writing,
         *,
         snapshot: bool,
+        group: Group | None = None,
     ):
-        self.group: Group = Group(saved.timeout, step=saved.step)
+        """Plans the files; `group` continues a save, else this is a round of its own."""
+        self.group: Group = group or Group(saved.timeout, step=saved.step)
         self._path = path.absolute()  # the working directory may change
         self._writing = writing
         try:

@@ -168,7 +168,7 @@ _KNOWN: list[tuple[_T, str]] = [
         "with treepack.open(directory, salvage=True) or `treepack salvage`",
     ),
     (
-        re.compile(r".*\.(treepack|msgpack)").fullmatch,
+        re.compile(r"(?!lease\.treepack$).*\.(treepack|msgpack)").fullmatch,
         "it is not a checkpoint, but contains files that may be: load one of them",
     ),
 ]

@@ -16,6 +16,7 @@ from typing import Any
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src.formats import SEPARATOR, Format, Leaves, Write, readable_suffixes
+from treepack._src.formats.exchange import Alone, room_of
 from treepack._src.formats.named import named, nested
 from treepack._src.formats.safetensors.header import INDEX_SUFFIX, SUFFIXES, has_suffix
 from treepack._src.formats.safetensors.reading import RepositoryReader, SafetensorsReader
@@ -23,7 +24,6 @@ from treepack._src.formats.safetensors.writing import (
     DEFAULT_SIZE,
     Save,
     leaves_to_save,
-    room_of,
     size_of,
     text_metadata,
 )
@@ -79,7 +79,7 @@ class Safetensors(Format):
 
     def room(self, path: Address) -> Address | None:
         """Returns the directory itself, or one beside a file."""
-        return room_of(path)
+        return room_of(path) if has_suffix(path) else path
 
     def content_of(self, tree: Any, saved: Saved) -> tuple[Leaves, Mapping[str, str] | None]:
         """Returns the arrays of a tree, and the metadata."""
@@ -103,7 +103,7 @@ class Safetensors(Format):
         arrays = named(leaves, export.separator)
         size = DEFAULT_SIZE if export.max_shard_size is None else export.max_shard_size
         most = None if has_suffix(path) else size_of(size)
-        more: Any = {"snapshot": snapshot, "exchange": exchange}
+        more: Any = {"snapshot": snapshot, "exchange": exchange or Alone()}
         return Save(path, arrays, metadata, writing, most, **more)
 
     def tree_of(self, content: core.Content, separator: str, max_size: int | None) -> Any:

@@ -14,7 +14,6 @@ import contextlib
 import functools
 import json
 import operator
-import os
 import re
 import secrets
 import zlib
@@ -28,7 +27,14 @@ import treepack._core as core
 from treepack._core import Class
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.shards import MANIFEST
-from treepack._src.formats.exchange import ARRAYS, HIDDEN, Exchange, writers_of
+from treepack._src.formats.exchange import (
+    ARRAYS,
+    Alone,
+    leased_room,
+    remove_shards,
+    room_of,
+    writers_of,
+)
 from treepack._src.formats.named import without_dtype
 from treepack._src.formats.safetensors.header import (
     INDEX,
@@ -38,7 +44,6 @@ from treepack._src.formats.safetensors.header import (
     SHARD,
     WHOLE,
     encode_header,
-    has_suffix,
 )
 from treepack._src.options import Progress, Static, Tell, Writing, progress_bar
 from treepack._src.printable import bytes_of, printable
@@ -48,7 +53,7 @@ from treepack._src.registry.code import is_code
 from treepack._src.saving.directory import warn_of_kept
 from treepack._src.saving.lease import Permit, leased
 from treepack._src.storage.address import Address
-from treepack.errors import CorruptionError, TreepackError, UnserializableLeafError
+from treepack.errors import BusyError, CorruptionError, TreepackError, UnserializableLeafError
 
 _PLAIN = (bool, int, float, complex, str, bytes)
 
@@ -209,7 +214,7 @@ class Save:
         max_shard_size: int | None,
         *,
         snapshot: bool,
-        exchange: Exchange | None,
+        exchange: Alone,
     ):
         """Plans the files; see `part_of` for errors.
 
@@ -220,7 +225,7 @@ class Save:
           writing: The options of writing.
           max_shard_size: The maximum size of each file in bytes; `None` if `path` is a file.
           snapshot: Whether arrays may change before the call.
-          exchange: The processes that save together, and their arrays; `None` for one process.
+          exchange: The processes that save.
         """
         self._is_file = max_shard_size is None
         several = [arrays] if max_shard_size is None else split(arrays, max_shard_size)
@@ -228,62 +233,49 @@ class Save:
         self._path = path.absolute()  # the working directory may change
         self._writing, self._exchange = writing, exchange
         self._layouts: dict[int, core.Layout] = {}
-        if snapshot and exchange is None:
+        if snapshot and exchange.count == 1:
             self._layouts = {at: part.layout(snapshot=True) for at, part in enumerate(self._parts)}
-        index, count = (0, 1) if exchange is None else (exchange.index, exchange.count)
-        writers = writers_of([part.nbytes for part in self._parts], count)
-        self._mine = [at for at, writer in enumerate(writers) if writer == index]
+        writers = writers_of([part.nbytes for part in self._parts], exchange.count)
+        self._mine = [at for at, writer in enumerate(writers) if writer == exchange.index]
         self._nbytes = sum(self._parts[at].nbytes for at in self._mine)
 
     def __call__(self, progress: Progress) -> None:
         with progress_bar(progress, "save") as tell:
             try:
-                if self._exchange is not None and self._exchange.index > 0:
-                    self._follow(self._exchange, tell)
+                if self._exchange.index > 0:
+                    self._follow(tell)
                 elif self._is_file:
                     self._lead_file(tell)
                 else:
                     self._lead_directory(tell)
             except BaseException as error:
-                if self._exchange is not None:
-                    self._exchange.abandon(error)
+                self._exchange.abandon(error)
                 raise
 
     def _lead_file(self, tell: Tell | None) -> None:
         """Writes one file, in process 0 if there are several."""
-        if self._exchange is None:
-            self._write([], tell, Permit())
+        if self._exchange.count > 1:
+            with leased_room(self._path) as permit, self._exchange.opened(tell, self._nbytes):
+                self._exchange.agree(self._plan, ["", []])
+                self._write_and_gather([], tell, permit)
             return
+        self._write([], tell, Permit())
         room = room_of(self._path)
-        with (
-            leased(room, secrets.token_hex(4)) as permit,
-            self._exchange.opened(tell, self._nbytes),
-        ):
-            self._exchange.agree(self._plan(), ["", []])
-            self._write([], tell, permit)
-            self._exchange.gather()
-        if room.is_local:
-            with contextlib.suppress(OSError):
-                Path(room).rmdir()
+        if room.is_local and Path(room).is_dir():  # of a save of several processes, if killed
+            with contextlib.suppress(OSError, BusyError), leased_room(self._path):
+                remove_shards(room)
 
     def _lead_directory(self, tell: Tell | None) -> None:
         """Writes files to a directory, the index last, and removes the files of earlier saves."""
-        path, exchange, save = self._path, self._exchange, secrets.token_hex(4)
+        path, save = self._path, secrets.token_hex(4)
         with leased(path, save) as permit:
-            with (
-                contextlib.nullcontext()
-                if exchange is None
-                else exchange.opened(tell, self._nbytes)
-            ):
+            with self._exchange.opened(tell, self._nbytes):
                 before = {entry.name for entry in path.entries()}
                 _check_free(path, before)
                 names = _names(len(self._parts), before)
                 try:
-                    if exchange is not None:
-                        exchange.agree(self._plan(), [save, names])
-                    self._write(names, tell, permit)
-                    if exchange is not None:
-                        exchange.gather()
+                    self._exchange.agree(self._plan, [save, names])
+                    self._write_and_gather(names, tell, permit)
                 except BaseException:
                     if permit.is_held:  # else another job may use these names
                         _remove(path, {*names} - before - {WHOLE})
@@ -298,24 +290,34 @@ class Save:
             if names == [WHOLE] and INDEX in old:
                 path.remove_files([INDEX])  # readers prefer it, so it goes first
             _remove(path, old - {*names, INDEX})
-            if exchange is None:
-                with contextlib.suppress(OSError):  # of a save of several processes, if killed
-                    (path / HIDDEN).remove()
+            remove_shards(path)  # of a save of several processes, if killed
 
-    def _follow(self, exchange: Exchange, tell: Tell | None) -> None:
+    def _follow(self, tell: Tell | None) -> None:
         """Writes the files of another process than 0."""
-        with exchange.opened(tell, self._nbytes):
-            save, names = exchange.agree(self._plan())
+        with self._exchange.opened(tell, self._nbytes):
+            save, names = self._exchange.agree(self._plan)
             permit = Permit(self._path, save) if save and self._path.is_local else Permit()
             self._write(names, tell, permit)
 
+    def _write_and_gather(self, names: Sequence[str], tell: Tell | None, permit: Permit) -> None:
+        """Writes the files of process 0, and waits for the others.
+
+        One file completes the save, so the others must have agreed before.
+        """
+        if len(self._parts) == 1:
+            self._exchange.gather()
+        self._write(names, tell, permit)
+        if len(self._parts) > 1:
+            self._exchange.gather()
+
     def _plan(self) -> int:
-        """Returns a checksum of the files."""
-        return functools.reduce(lambda sum, part: zlib.crc32(part.header, sum), self._parts, 0)
+        """Returns a checksum of the files: of their headers, and of the sources of each array."""
+        texts = (text for part in self._parts for text in (part.header, repr(part.arrays).encode()))
+        return functools.reduce(lambda sum, text: zlib.crc32(text, sum), texts, 0)
 
     def _write(self, names: Sequence[str], tell: Tell | None, permit: Permit) -> None:
         """Writes the files of this process, which have these names in a directory."""
-        before = 0 if self._exchange is None else self._exchange.nbytes
+        before = self._exchange.nbytes
         total = before + self._nbytes
 
         def each(done: int, nbytes: int) -> None:
@@ -332,11 +334,6 @@ class Save:
             place.save(layout, self._writing, each)
             del layout
             before += self._parts[at].nbytes
-
-
-def room_of(path: Address) -> Address:
-    """Returns the directory of the files that a save of several processes keeps until it ends."""
-    return path.beside(f".{os.path.basename(path)}") if has_suffix(path) else path  # noqa: PTH119
 
 
 def _check_free(path: Address, names: set[str]) -> None:
@@ -376,6 +373,8 @@ def _remove(path: Address, names: set[str]) -> None:
                 core.remove_if_dead(Path(path / name))
                 continue
             path.remove_files([name])
+        except FileNotFoundError:  # its writer has removed it
+            continue
         except OSError:
             kept.append(path / name)
     if kept:
