@@ -260,3 +260,78 @@ def test_a_save_names_rules_without_a_leaf(tmp_path: Path) -> None:
         treepack.save(path, {"t": leaf(4)}, mapping=rules)
     with pytest.raises(ValueError, match="mapping= requires a tree"):
         treepack.save(path, iter([("t", leaf(2))]), mapping={"t": "w"})
+
+
+@pytest.mark.parametrize(
+    ("rules", "error", "cure"),
+    [
+        (
+            {"t/{l:0..2}": ("w", "l m -> m")},
+            r"write \{l:0\.\.6\}",
+            {"t/{l:0..6}": ("w", "l m -> m")},
+        ),
+        (
+            {"t/{l:2..4:2}": ("w", "l m -> m")},
+            r"write \{l:2\.\.14:2\}",
+            {"t/{l:2..14:2}": ("w", "l m -> m")},
+        ),
+        (
+            {"t": ("w", "a b", {"pad": {"a": 4}})},
+            "pass a larger size",
+            {"t": ("w", "a b", {"pad": {"a": 8}})},
+        ),
+        (
+            {"t": ("w", "a b", {"scales": "s", "block": (2, 2)})},
+            "change block=",
+            {"t": ("w", "a b", {"scales": "s", "block": (3, 2)})},
+        ),
+        (
+            {"t": ("w", "a b", {"scales": "x", "block": (3, 2)})},
+            "change scales=, or leave it out",
+            {"t": ("w", "a b")},
+        ),
+        ({"t": ("text", "a")}, "text is not an array: leave out the axes", {"t": "text"}),
+        (
+            {"t": ("m.{l}", "a -> l a")},
+            r"stack equal ones, by a range such as \{l:0\.\.12\}",
+            {"t": ("m.{l:0..2}", "a -> l a")},
+        ),
+        (
+            {"t": ("flags", "a", {"scale": 2.0})},
+            "take numbers, found bool: leave them out",
+            {"t": ("flags", "a")},
+        ),
+        (
+            treepack.Mapping({"t": ("w", "(h d) m -> h d m")}, h=4),
+            "which h = 4 does not divide: change the axes or the keywords",
+            treepack.Mapping({"t": ("w", "(h d) m -> h d m")}, h=3),
+        ),
+        (
+            treepack.Mapping({"t": (("w", "w2"), "n m", {"along": "n"})}, n=(6, 1)),
+            r"n#1 = 1; change the axes or the keywords",
+            treepack.Mapping({"t": (("w", "w2"), "n m", {"along": "n"})}, n=(6, 2)),
+        ),
+        (
+            treepack.Mapping({"t": (("w", "w2"), "n m", {"along": "n"})}, n=(6, 1, 1)),
+            r"n=\(6, 1, 1\) has 3 sizes for 2 arrays: pass one for each",
+            treepack.Mapping({"t": (("w", "w2"), "n m", {"along": "n"})}, n=(6, 2)),
+        ),
+        (
+            treepack.Mapping({"t": "w"}, rest="error"),
+            'it has no rule, and rest="error": add one',
+            treepack.Mapping({"t": "w", ".": "."}, rest="error"),
+        ),
+    ],
+)
+def test_a_rule_with_its_cure_fits(rules: Any, error: str, cure: Any) -> None:
+    file = {
+        "w": np.zeros((6, 4), np.float32),
+        "w2": np.zeros((2, 4), np.float32),
+        "s": np.zeros((2, 2), np.float32),
+        "m": [np.zeros(2), np.zeros(2), np.zeros(3)],
+        "text": "text",
+        "flags": np.zeros(2, bool),
+    }
+    with pytest.raises(TreepackError, match=error):
+        treepack.load(treepack.dumps(file), mapping=rules)
+    assert "t" in treepack.load(treepack.dumps(file), mapping=cure)

@@ -19,6 +19,7 @@ from treepack._src.mapping.leaves import Leaf
 from treepack._src.mapping.patterns import FAR, Names, Pattern, plain
 from treepack._src.mapping.rules import Rule, Side
 from treepack._src.mapping.sizes import (
+    Given,
     Shape,
     SizesError,
     UnfitError,
@@ -159,7 +160,7 @@ class Planner:
                     plan.hidden.append(path)
                 continue
             if is_wanted and rest == "error":
-                plan.faults.append(Fault(new, 'it has no rule, and rest="error"'))
+                plan.faults.append(Fault(new, 'it has no rule, and rest="error": add one'))
             elif not (is_wanted and rest == "skip"):
                 plan.same[new] = path
 
@@ -347,7 +348,7 @@ class Planner:
         wanted = [self._shape(rule, pattern, values, spread) for pattern in rule.there.patterns]
         counts = {name: len(domain) for name, domain in zip(stacked, domains, strict=True)}
         whole = expanded(rule, shapes[0])
-        sizes = solve_for(whole, shapes, wanted, counts, self._sizes)
+        sizes = solve_for(whole, Given(shapes, wanted, counts, self._sizes))
         axes = [*dict.fromkeys((*whole.here.axes, *whole.there.axes))]
         parts = tuple(_parts(whole, whole.here, axes, sizes))
         counted = tuple((axes.index(name), count) for name, count in counts.items())
@@ -376,12 +377,14 @@ class Planner:
         for at, path in enumerate(paths):
             leaf, like = self._here[path], self._here[paths[at % count]]
             if leaf.dtype is None or first.dtype is None:
-                raise SizesError(f"{path if leaf.dtype is None else paths[0]} is not an array")
+                other = path if leaf.dtype is None else paths[0]
+                raise SizesError(f"{other} is not an array: leave out the axes")
             if leaf.shape != like.shape or leaf.dtype != first.dtype:
                 other = paths[0] if leaf.shape == like.shape else paths[at % count]
                 raise SizesError(
                     f"{path} is {leaf.dtype}{[*leaf.shape]}, unlike {other}, which is "
-                    f"{self._here[other].dtype}{[*self._here[other].shape]}"
+                    f"{self._here[other].dtype}{[*self._here[other].shape]}: stack equal ones, by "
+                    "a range such as {l:0..12}"
                 )
             if len(leaf.shape) != len(first.shape):
                 raise SizesError(f"{path} has {len(leaf.shape)} dimensions, unlike {paths[0]}")
@@ -408,11 +411,13 @@ class Planner:
             name = rule.scales.fill({**shared, **_texts(stacked, numbers)})
             path = self._names.find(name)
             if path is None or self._here[path].dtype is None:
-                raise SizesError(f"{_place(rule.here)} lacks {name}, the scales")
+                raise SizesError(
+                    f"{_place(rule.here)} lacks {name}, the scales: change scales=, or leave it out"
+                )
             if math.prod(self._here[path].shape) != math.prod(expected):
                 raise SizesError(
                     f"{path}, the scales, is {[*self._here[path].shape]}: blocks of "
-                    f"{[*rule.block]} in {[*shape]} need {expected}"
+                    f"{[*rule.block]} in {[*shape]} need {expected}: change block="
                 )
             paths.append(path)
         return tuple(paths)
@@ -451,7 +456,9 @@ def _check_scaled(rule: Rule, dtype: np.dtype[Any]) -> None:
     if rule.is_pointwise and (
         dtype.kind in "cbUSOmM" or "int4" in dtype.name or "int2" in dtype.name
     ):
-        raise SizesError(f"scale=, add=, dtype= and scales= take numbers, found {dtype}")
+        raise SizesError(
+            f"scale=, add=, dtype= and scales= take numbers, found {dtype}: leave them out"
+        )
     if (rule.scale is not None or rule.add is not None) and dtype == np.float64:
         raise SizesError("scale= and add= are computed in float32, found float64: cast it before")
     is_whole = dtype.kind in "iu" and rule.dtype is None and rule.scales is None
@@ -541,7 +548,12 @@ def _range_of(pattern: Pattern, name: str, size: int) -> range:
     if numbers.stop >= FAR:
         numbers = range(numbers.start, numbers.start + size * numbers.step, numbers.step)
     if len(numbers) != size:
-        raise SizesError(f"the range of {name} has {len(numbers)} numbers, but {name} is {size}")
+        start, stop = numbers.start, numbers.start + size * numbers.step
+        step = f":{numbers.step}" * (numbers.step > 1)
+        raise SizesError(
+            f"the range of {name} has {len(numbers)} numbers, but {name} is {size}: write "
+            f"{{{name}:{start}..{stop}{step}}}"
+        )
     return numbers
 
 

@@ -74,25 +74,29 @@ def part_of(axis: str, number: int) -> str:
     return f"{axis}#{number}"
 
 
-def solve(
-    rule: Rule,
-    here: Sequence[Shape],
-    there: Sequence[Shape | None],
-    counts: Mapping[str, int],
-    sizes: Mapping[str, int | tuple[int, ...]],
-) -> dict[str, int]:
-    """Returns the sizes of all axes.
+class Given(NamedTuple):
+    """Shapes and sizes that determine the sizes of axes.
 
-    Args:
-      rule: The rule, without `...`.
+    Attributes:
       here: The shape of each array of the side here.
       there: The shapes of those of the other side, as far as they are known.
       counts: The numbers of arrays along the indices of the side here.
       sizes: The sizes from keywords.
+    """
+
+    here: Sequence[Shape]
+    there: Sequence[Shape | None]
+    counts: Mapping[str, int]
+    sizes: Mapping[str, int | tuple[int, ...]]
+
+
+def solve(rule: Rule, given: Given) -> dict[str, int]:
+    """Returns the sizes of all axes of a rule without `...`.
 
     Raises:
       SizesError: If sizes disagree, or one is not known.
     """
+    here, there, counts, sizes = given
     known = {**counts}
     wanted = {name for name in (*rule.here.axes, *rule.there.axes) if name not in rule.pad}
     for name in (*wanted, *rule.pad):
@@ -104,13 +108,16 @@ def solve(
     if rule.along is not None:
         count = len(several.patterns)
         parts = [part_of(rule.along, number) for number in range(count)]
-        given = sizes.get(rule.along)
+        lengths = sizes.get(rule.along)
         if rule.along not in several.axes:  # one index in each
-            given = (1,) * count
-        if isinstance(given, tuple):
-            if len(given) != count:
-                raise SizesError(f"{rule.along}={given} has {len(given)} sizes for {count} arrays")
-            known.update(zip(parts, given, strict=True))
+            lengths = (1,) * count
+        if isinstance(lengths, tuple):
+            if len(lengths) != count:
+                raise SizesError(
+                    f"{rule.along}={lengths} has {len(lengths)} sizes for {count} arrays: pass one "
+                    "for each"
+                )
+            known.update(zip(parts, lengths, strict=True))
     wanted |= {*parts} | ({*rule.pad} & {*rule.here.axes})
     ours = _equations(rule, rule.here, here)
     theirs = _equations(rule, rule.there, there)
@@ -124,7 +131,7 @@ def solve(
             raise SizesError(
                 f"{shown((group,))} is {size} in {where}, but "
                 f"{' x '.join(str(known[axis]) for axis in axes) or 1} by the other sizes: "
-                f"{_texts(axes, known)}"
+                f"{_texts(axes, known)}; change the axes or the keywords"
             )
     if rule.along is not None and {rule.along, *parts} <= known.keys():
         total = sum(known[part] for part in parts)
@@ -135,7 +142,8 @@ def solve(
             )
     for name, size in rule.pad.items():
         if known.get(name, 0) > size:
-            raise SizesError(f"{name} is {known[name]} in the file, more than pad= fills: {size}")
+            text = f"{name} is {known[name]} in the file, more than pad= fills: {size}"
+            raise SizesError(f"{text}; pass a larger size")
     if unknown := sorted(wanted - known.keys()):
         axis, is_part, _ = unknown[0].partition("#")
         example = f"{axis}=(32, 8, 8)" if is_part else f"{axis}=32"
@@ -146,13 +154,7 @@ def solve(
     return known
 
 
-def solve_for(
-    rule: Rule,
-    here: Sequence[Shape],
-    there: Sequence[Shape | None],
-    counts: Mapping[str, int],
-    sizes: Mapping[str, int | tuple[int, ...]],
-) -> dict[str, int]:
+def solve_for(rule: Rule, given: Given) -> dict[str, int]:
     """Solves sizes for a template; one of another shape does not count if the file suffices.
 
     So it is a mismatch like any other, which options of `load` may allow; see `solve`.
@@ -162,13 +164,13 @@ def solve_for(
       SizesError: See `solve`.
     """
     try:
-        return solve(rule, here, there, counts, sizes)
+        return solve(rule, given)
     except SizesError as error:
-        shape = next((shape for shape in there if shape is not None), None)
+        shape = next((shape for shape in given.there if shape is not None), None)
         if shape is None:
             raise
         try:
-            return solve(rule, here, [None] * len(there), counts, sizes)
+            return solve(rule, given._replace(there=[None] * len(given.there)))
         except UnknownSizeError as alone:
             text = str(error)
             if isinstance(error, UnknownSizeError):
@@ -198,7 +200,9 @@ def _equations(rule: Rule, side: Side, shapes: Sequence[Shape | None]) -> list[_
             if fixed and size % fixed == 0:
                 equations.append(_Equation(names, size // fixed, group, where))
             else:
-                raise SizesError(f"{shown((group,))} is {size} in {where}, but pad= says {fixed}")
+                raise SizesError(
+                    f"{shown((group,))} is {size} in {where}, but pad= says {fixed}: pass {size}"
+                )
     return equations
 
 
@@ -218,7 +222,7 @@ def _settle(
                 others = [axis for axis in axes if axis in known]
                 raise SizesError(
                     f"{shown((group,))} is {size} in {where}, which {_texts(others, known)} does "
-                    "not divide"
+                    "not divide: change the axes or the keywords"
                 )
             known[unknown[0]] = size // rest
         if along is None:
