@@ -42,6 +42,7 @@ __all__ = [
     "has_older_types",
     "is_compressed",
     "is_patch",
+    "is_wrapped",
     "join",
     "join_digests",
     "lay_raw",
