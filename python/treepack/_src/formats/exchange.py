@@ -241,7 +241,7 @@ class Exchange(Alone):
             self._group.wait()  # raises the error of process 0
         its_plan, files, choice = json.loads(text)
         if files != self._files:
-            raise BusyError(f"another job saves to {self._path} at the same time: save again")
+            raise BusyError(f"another job saves to {self._path.shown} at the same time: save again")
         if own_plan != its_plan:
             raise TreepackError(
                 "its files differ from those of process 0: pass the same mapping=, separator=, "

@@ -129,7 +129,8 @@ def copy_checkpoint(
             nbytes = (source / name).copy_to(directory.file(name))
             if nbytes != expected:
                 raise CorruptionError(
-                    f"{source / name} has the wrong size: expected {expected} bytes, found {nbytes}"
+                    f"{(source / name).shown} has the wrong size: expected {expected} bytes, "
+                    f"found {nbytes}"
                 )
         directory.commit(data, directory.names(), durable=True)
     finally:
