@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import dataclasses
 import datetime
 import decimal
 import enum
 import io
 import json
-import os
 import pathlib
 import pickle
 import re
+import shutil
 import types
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -595,16 +596,23 @@ def closed() -> treepack.File:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    path, before = tmp_path_factory.mktemp("mistakes"), pathlib.Path.cwd()
-    os.chdir(path)
-    make_files()
-    yield
-    os.chdir(before)
+def files(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    path = tmp_path_factory.mktemp("mistakes")
+    with contextlib.chdir(path):
+        make_files()
+    return path
+
+
+@pytest.fixture
+def folder(files: pathlib.Path, tmp_path: pathlib.Path) -> Iterator[None]:
+    """Runs a row in a copy of the files, which it may change."""
+    shutil.copytree(files, tmp_path / "files", symlinks=True)
+    with contextlib.chdir(tmp_path / "files"):
+        yield
 
 
 @pytest.fixture(scope="module")
-def names(folder: None) -> dict[str, Any]:
+def names() -> dict[str, Any]:
     """The names that the rows use."""
     treepack.save("memory://m", TREE)
     modules = (argparse, collections, dataclasses, datetime, decimal, io, json, pathlib, pickle)
@@ -638,7 +646,7 @@ def names(folder: None) -> dict[str, Any]:
 @pytest.mark.all_cases
 @pytest.mark.parametrize(("mistake", "message", "cures"), ROWS, ids=[row[0] for row in ROWS])
 def test_the_cure_works(
-    names: dict[str, Any], mistake: str, message: str, cures: list[str]
+    folder: None, names: dict[str, Any], mistake: str, message: str, cures: list[str]
 ) -> None:
     names = {**names, "file": treepack.open("model")}
     with pytest.raises(Exception) as caught:  # noqa: PT011  # the text is checked
