@@ -557,3 +557,16 @@ def test_dtypes_inside_of_leaves_are_those_of_arrays(tmp_path: Path) -> None:
         assert found.unreadable in (["key"], ["a/0"])
         with pytest.raises(treepack.DecodeError, match=name):
             treepack.loads(wrong)
+
+
+@pytest.mark.parametrize("shape", [[2], [1], [0], []])
+@pytest.mark.parametrize("name", ["float3", "int32\0", "datetime64[nT]", "int\\"])
+def test_no_dtype_that_is_missing_is_verified(name: str, shape: list[int]) -> None:
+    nbytes = 0 if shape == [0] else 8
+    for code in (1, 3):
+        array = msgpack.ExtType(code, msgpack.packb([shape, name, bytes(nbytes)]))
+        data = msgpack.packb({"w": array})
+        assert not treepack.verify(data).ok
+        assert treepack.verify(data).damage is None
+        with pytest.raises(treepack.DecodeError, match="unsupported array dtype"):
+            treepack.loads(data)

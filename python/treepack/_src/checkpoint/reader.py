@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -362,34 +362,39 @@ class Reader:
             damage = DAMAGED_REST
         damage = damage or self.damaged_record()
         by_value: dict[int, Status] = dict(zip(catalog.leaf_values(0), statuses, strict=True))
-        for value, status in self._with_other_dtypes(inner):
+        found: dict[int, Status] = dict.fromkeys(self.without_dtype(), "unreadable")
+        for value, status in (found | dict(self._with_other_dtypes(inner, found))).items():
             # After damage, the name of a dtype may be damaged, too.
             is_known = by_value[value] == "ok" or (by_value[value] == "unchecked" and not damage)
             if status == "corrupt" or is_known:
                 by_value[value] = status
         return by_value, damage
 
-    def _with_other_dtypes(self, inner: list[str]) -> Iterator[tuple[int, Status]]:
-        """Yields leaves whose bytes do not fit a dtype that only NumPy knows, or which it lacks.
+    def _with_other_dtypes(
+        self, inner: list[str], but: Container[int]
+    ) -> Iterator[tuple[int, Status]]:
+        """Yields leaves whose bytes do not fit a dtype that only NumPy knows.
 
-        `inner` has the dtypes of arrays inside of leaves.
+        Args:
+          inner: The dtypes of arrays inside of leaves, some of which NumPy may lack.
+          but: The leaves that are left out.
         """
         catalog = self.catalog
         others = catalog.other_dtypes(inner)
-        if not others:
+        unknown = lacking(inner)
+        if not others and not unknown:
             return
-        unreadable = {*self.without_dtype()}
-        with_others = () if {*inner}.isdisjoint(others) else ("prng_key", "container", "other")
-        status: Status = "corrupt" if {*inner}.isdisjoint(lacking(others)) else "unreadable"
+        with_others = () if {*inner}.isdisjoint([*others, *unknown]) else _WITH_ARRAYS
         for value in catalog.leaf_values(0):
             kind = catalog.leaf(value)[1]
-            if value in unreadable:
-                yield value, "unreadable"
-            elif kind[0] in with_others or (kind[0] in ("array", "scalar") and kind[1] in others):
+            is_inner = kind[0] in with_others
+            if is_inner or (kind[0] in ("array", "scalar") and kind[1] in others):
+                if value in but:
+                    continue
                 try:
                     catalog.read(value, copy=None, threads=None)
                 except DecodeError:
-                    yield value, status if kind[0] in with_others else "corrupt"
+                    yield value, "unreadable" if is_inner and unknown else "corrupt"
 
     def without_dtype(self) -> list[int]:
         """Returns the arrays and scalars whose dtype NumPy lacks."""
@@ -423,6 +428,10 @@ class Reader:
     def open(cls, source: Openable, *, regular: bool = False, **options: Any) -> Reader:
         """Opens a file; with `regular`, it must be a regular file. See `treepack.open`."""
         return cls(source, Opened.of(source, regular=regular, **options), **options)
+
+
+# Kinds of leaves that may have arrays inside.
+_WITH_ARRAYS = ("prng_key", "container", "other")
 
 
 def lacking(dtypes: Iterable[str]) -> list[str]:

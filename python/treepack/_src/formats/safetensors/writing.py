@@ -261,9 +261,10 @@ class Save:
             return
         self._write([], tell, Permit())
         room = room_of(self._path)
-        if room.is_local and Path(room).is_dir():  # of a save of several processes, if killed
-            with contextlib.suppress(OSError, BusyError), leased_room(self._path):
-                remove_shards(room)
+        with contextlib.suppress(OSError, BusyError):
+            if room.is_local and room.is_directory():  # of a save of several processes, if killed
+                with leased_room(self._path):
+                    remove_shards(room)
 
     def _lead_directory(self, tell: Tell | None) -> None:
         """Writes files to a directory, the index last, and removes the files of earlier saves."""
