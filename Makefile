@@ -107,9 +107,9 @@ clean:
 ## sh tools/NAME.sh   audit, bare (a machine without Rust), breaches (unsafe code), free_threaded (Python without the GIL),
 ##                    fuzz, newest and oldest (versions of other packages), packages (wheels, sdist), sanitize, soak,
 ##                    systems (other systems). Each script begins with its arguments.
-# Each system, libc and architecture once.
+# Each system and architecture once; at night, each target of packages.
 check-systems: $(VENV)/.rust
-	@sh tools/systems.sh check-targets aarch64-unknown-linux-musl aarch64-apple-darwin x86_64-pc-windows-gnu
+	@sh tools/systems.sh check-targets aarch64-apple-darwin x86_64-pc-windows-gnu
 
 # The parts of `make test`. A process for each core, each with jax and a gigabyte of memory, and one
 # more, since many tests wait.

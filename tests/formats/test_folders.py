@@ -218,7 +218,7 @@ def passes(env: dict[str, str], *args: object) -> None:
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("folder", tiers.either([], ["npy", "safetensors"], nightly=FOLDERS))
 def test_all_else_works_without_one(folder: str, tmp_path: Path) -> None:
     """Runs the promises of other forms, and tests of flax's format and of commands."""
     files = [TESTS / "dropin" / "test_semantics_wire.py", TESTS / "cli" / "test_inspecting.py"]
@@ -249,7 +249,7 @@ def test_a_feature_takes_five_lines_elsewhere(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("name", tiers.either([], ["_cli", "series"], nightly=[*FEATURES]))
+@pytest.mark.parametrize("name", tiers.either([], ["series"], nightly=[*FEATURES]))
 def test_all_else_works_without_a_feature(name: str, tmp_path: Path) -> None:
     """Runs the promises without it, or without commands tests of patches and selections."""
     files = [TESTS / "dropin" / "test_semantics_wire.py"]

@@ -35,7 +35,7 @@ def test_hostile_files_are_documented_errors() -> None:
 
 @pytest.mark.campaign
 def test_many_hostile_files_are_documented_errors() -> None:
-    campaign(10_000, tiers.either(0, 4000, 100_000), "--processes", "2")
+    campaign(10_000, tiers.either(0, 2000, 100_000), "--processes", "2")
 
 
 LIMITED = """

@@ -176,11 +176,11 @@ def options_of(server: s3.Server, retries: int) -> dict[str, Any]:
 def plans(requests: int, first: int, *, every: bool) -> Iterator[tuple[int, Fault, bool]]:
     """Yields the number of a request, what happens to it, and whether to all after it as well.
 
-    Of few, each request has one of the faults, from the first on. Where there are many requests,
-    each has three faults, of which every other one also stays; at night, it has all.
+    Without `every`, each request has one of the faults, from the first on. With it, half of them,
+    or a fifth where there are many requests, of which every other one also stays; at night, all.
     """
     if every:
-        some = 1 if requests <= MANY else tiers.either(1, 3, nightly=1)
+        some = tiers.either(1, 2, nightly=1) if requests <= MANY else tiers.either(1, 5, nightly=1)
         for number, (at, fault) in itertools.product(range(requests), enumerate(FAULTS)):
             if (number + at) % some:
                 continue
