@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read};
+use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
@@ -252,13 +253,8 @@ impl Source for Copied {
 #[pyfunction]
 #[pyo3(signature = (data, *, by_start=false))]
 pub fn is_compressed(data: &Bound<'_, PyAny>, by_start: bool) -> PyResult<bool> {
-    let starts_so = |source: &dyn Source| {
-        // A read, since a page fault in a mapping would read many pages ahead.
-        let start = bytes_of(source, 0..source.len().min(MAGIC_BYTES))?;
-        Ok(crate::codec::gzip::is_compressed(&start))
-    };
     let Ok(content) = data.cast::<Content>() else {
-        return starts_so(&Borrowed::buffer(data)?);
+        return Ok(starts_compressed(&Borrowed::buffer(data)?)?);
     };
     let (content, source) = (content.get(), content.get().source());
     if content.is_elsewhere()
@@ -269,7 +265,16 @@ pub fn is_compressed(data: &Bound<'_, PyAny>, by_start: bool) -> PyResult<bool> 
     {
         return Ok(false);
     }
-    starts_so(source)
+    Ok(starts_compressed(source)?)
+}
+
+/// Returns whether a source starts as compressed ones do.
+pub(super) fn starts_compressed(source: &dyn Source) -> Result<bool> {
+    // A read, since a page fault in a mapping would read many pages ahead.
+    let mut start = [MaybeUninit::uninit(); MAGIC_BYTES];
+    let len = start.len().min(source.len());
+    let start = source.read_at(0, &mut start[..len])?;
+    Ok(crate::codec::gzip::is_compressed(start))
 }
 
 #[pymethods]

@@ -1,13 +1,12 @@
 //! Patches from one encoding to another.
 
-use std::mem::MaybeUninit;
 use std::num::NonZero;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
 use super::catalog::Catalog;
-use super::content::Content;
+use super::content::{Content, starts_compressed};
 use super::gzip::{check_size, limit};
 use super::layout::Layout;
 use super::memory::{Borrowed, Writable, copied, keep_reserve, list_of_results, new_string, row};
@@ -17,7 +16,6 @@ use super::watch::Watcher;
 use crate::base::raw::RawBytes;
 use crate::base::source::{Source, bytes_of};
 use crate::codec::delta::{self, Base, Headers, Join, Patch};
-use crate::codec::gzip::{MAGIC_BYTES, is_compressed};
 use crate::files::mapping::Pages;
 use crate::foreign::sniff::{Sample, explain};
 use crate::format::layout as core_layout;
@@ -90,10 +88,7 @@ pub fn is_patch(data: &Bound<'_, PyAny>) -> PyResult<bool> {
 #[pyfunction]
 pub fn is_wrapped(data: &Bound<'_, PyAny>) -> PyResult<bool> {
     let data = Borrowed::buffer(data)?;
-    let mut start = [MaybeUninit::uninit(); MAGIC_BYTES];
-    let len = start.len().min(Source::len(&data));
-    let start = data.read_at(0, &mut start[..len])?;
-    Ok(is_compressed(start) || delta::is_patch(&data)?)
+    Ok(starts_compressed(&data)? || delta::is_patch(&data)?)
 }
 
 /// See `_core.pyi`.

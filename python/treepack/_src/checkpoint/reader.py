@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import sys
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -362,35 +362,30 @@ class Reader:
             damage = DAMAGED_REST
         damage = damage or self.damaged_record()
         by_value: dict[int, Status] = dict(zip(catalog.leaf_values(0), statuses, strict=True))
-        found: dict[int, Status] = dict.fromkeys(self.without_dtype(), "unreadable")
-        for value, status in (found | dict(self._with_other_dtypes(inner, found))).items():
+        found: dict[int, Status] = dict(self._other_bytes(inner))
+        found.update(dict.fromkeys(self.without_dtype(), "unreadable"))
+        for value, status in found.items():
             # After damage, the name of a dtype may be damaged, too.
             is_known = by_value[value] == "ok" or (by_value[value] == "unchecked" and not damage)
             if status == "corrupt" or is_known:
                 by_value[value] = status
         return by_value, damage
 
-    def _with_other_dtypes(
-        self, inner: list[str], but: Container[int]
-    ) -> Iterator[tuple[int, Status]]:
-        """Yields leaves whose bytes do not fit a dtype that only NumPy knows.
+    def _other_bytes(self, inner: list[str]) -> Iterator[tuple[int, Status]]:
+        """Yields the leaves whose bytes do not fit a dtype that only NumPy knows.
 
-        Args:
-          inner: The dtypes of arrays inside of leaves, some of which NumPy may lack.
-          but: The leaves that are left out.
+        `inner` has the dtypes of arrays inside of leaves, some of which NumPy may lack.
         """
         catalog = self.catalog
-        others = catalog.other_dtypes(inner)
         unknown = lacking(inner)
-        if not others and not unknown:
+        others = {*catalog.other_dtypes(inner), *unknown}
+        if not others:
             return
-        with_others = () if {*inner}.isdisjoint([*others, *unknown]) else _WITH_ARRAYS
+        with_others = () if others.isdisjoint(inner) else ("prng_key", "container", "other")
         for value in catalog.leaf_values(0):
             kind = catalog.leaf(value)[1]
             is_inner = kind[0] in with_others
             if is_inner or (kind[0] in ("array", "scalar") and kind[1] in others):
-                if value in but:
-                    continue
                 try:
                     catalog.read(value, copy=None, threads=None)
                 except DecodeError:
@@ -428,10 +423,6 @@ class Reader:
     def open(cls, source: Openable, *, regular: bool = False, **options: Any) -> Reader:
         """Opens a file; with `regular`, it must be a regular file. See `treepack.open`."""
         return cls(source, Opened.of(source, regular=regular, **options), **options)
-
-
-# Kinds of leaves that may have arrays inside.
-_WITH_ARRAYS = ("prng_key", "container", "other")
 
 
 def lacking(dtypes: Iterable[str]) -> list[str]:
