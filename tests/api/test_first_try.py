@@ -387,7 +387,7 @@ def test_arguments_of_other_types() -> None:
         treepack.save_exported(jax.export.export(jax.jit(jnp.sin))(1.0), "model")
     with pytest.raises(TypeError, match=r"the result of jax\.export\.export.*got a PjitFunction$"):
         treepack.save_exported("model", jax.jit(jnp.sin))
-    with pytest.raises(TypeError, match="such as the step, got 'v3'"):
+    with pytest.raises(TypeError, match="got 'v3': pass the step"):
         treepack.Publisher("policy").push({"w": WEIGHT}, version="v3")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from jax._src.array import ArrayImpl
+from jax._src.lib import guard_lib
 
 import treepack
 from commands import call
 from treepack import serialization
 from treepack._src.checkpoint import placement
-from treepack._src.pytree import prng
+from treepack._src.pytree import leaves, prng
 
 DEVICES = np.array(jax.devices())
 SPLIT = jax.sharding.NamedSharding(jax.sharding.Mesh(DEVICES, "x"), jax.P("x"))
@@ -47,8 +50,13 @@ LEAVES: dict[str, Any] = {
     "numpy": np.ones(8, np.float32),
     "number": 3.5,
 }
+OTHER: Any = {
+    "a": LEAVES | {"key": jax.random.key(2), "keys": jax.random.key(0), "float": jnp.zeros((8, 3))}
+}
 TREE: Any = {"a": LEAVES, "n": [1, None]}
 ARRAYS = {name: LEAVES[name] for name in ("float", "bfloat16", "scalar", "weak_float", "split")}
+WHOLE = jnp.ones((8, 4))
+STEP = jnp.asarray(2, jnp.int32)
 EXPORTED = jax.export.export(jax.jit(lambda tree, x: x))({"w": jnp.ones(3)}, jnp.ones(3))
 
 
@@ -83,9 +91,17 @@ def files(path: Path, **options: Any) -> None:
     treepack.load(path, TREE, missing="target", return_report=True)
     treepack.verify(path)
     treepack.diff(path, TREE)
+    treepack.diff(path, OTHER)
     treepack.read_metadata(path)
     assert treepack.is_checkpoint(path)
     treepack.load(path, treepack.abstract(path))
+
+
+def narrowed(path: Path) -> None:
+    treepack.save(path, {"w": np.ones((8, 4))})
+    for template in (LEAVES["split"], WHOLE):
+        treepack.load(path, {"w": template}, cast=True)
+        treepack.load(path, abstract({"w": template}), cast=True)
 
 
 def opened(path: Path) -> None:
@@ -122,8 +138,8 @@ def pieces(_: Path) -> None:
 
 def series(path: Path, **options: Any) -> None:
     run = treepack.Series(path, **options)
-    run.save(1, TREE)
-    run.save(2, TREE)
+    run.save(1, TREE, metrics={"loss": LEAVES["scalar"]})
+    run.save(STEP, TREE)
     run.wait()
     for template in (None, TREE, abstract(TREE)):
         assert run.resume(template) is not None
@@ -131,7 +147,7 @@ def series(path: Path, **options: Any) -> None:
 
 def published(path: Path) -> None:
     publisher, subscriber = treepack.Publisher(path), treepack.Subscriber(path)
-    for version in (1, 2):
+    for version in (1, STEP):
         publisher.push(TREE, version=version)
         subscriber.latest()
         subscriber.latest(TREE)
@@ -213,7 +229,7 @@ def commands(path: Path) -> None:
 
 def checkpoint_series(path: Path) -> None:
     state = {name: LEAVES[name] for name in ("float", "key", "int4", "split", "number")}
-    treepack.checkpoints.save_checkpoint(path, state, 1)
+    treepack.checkpoints.save_checkpoint(path, state, STEP)
     treepack.checkpoints.restore_checkpoint(path, state)
     treepack.checkpoints.restore_checkpoint(path, None)
 
@@ -241,7 +257,7 @@ VERBS: dict[str, Callable[[Path], object]] = {
         function.__name__: function
         for function in (
             *(opened, patches, pieces, streams, published, dropin, exported, safetensors, npz),
-            *(static_data, mapped, digests, commands, checkpoint_series),
+            *(static_data, narrowed, mapped, digests, commands, checkpoint_series),
         )
     },
 }
@@ -255,6 +271,50 @@ def guard() -> Iterator[None]:
     jax.config.update("jax_transfer_guard", "disallow")
     yield
     jax.config.update("jax_transfer_guard", before)
+
+
+def _is_explicit() -> bool:
+    level = jax.config.jax_transfer_guard_device_to_host
+    return level == "allow" or guard_lib.thread_local_state().explicit_device_get
+
+
+@pytest.fixture
+def accelerator(guard: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes the devices for accelerators, from which each read of an array is a transfer.
+
+    JAX checks no reads of a CPU's arrays, except of packed dtypes.
+    """
+
+    def checked(function: Callable[..., Any]) -> Callable[..., Any]:
+        def read(*args: Any, **options: Any) -> Any:
+            if args and isinstance(args[0], jax.Array) and not _is_explicit():
+                raise RuntimeError(f"Disallowed device-to-host transfer: {args[0].aval}")
+            return function(*args, **options)
+
+        return read
+
+    for name in ("_single_device_array_to_np_array_did_copy", "copy_to_host_async"):
+        monkeypatch.setattr(ArrayImpl, name, checked(getattr(ArrayImpl, name)))
+    for name in ("asarray", "array", "ascontiguousarray", "copyto"):  # by the buffer protocol
+        monkeypatch.setattr(np, name, checked(getattr(np, name)))
+    # The core keeps the function itself, so its code is replaced.
+    monkeypatch.setattr(leaves.host_view, "__code__", (lambda array: None).__code__)
+    monkeypatch.setattr(placement, "_is_on_cpu", lambda place: False)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_transfers_explicitly_from_accelerators(
+    verb: str, accelerator: None, tmp_path: Path
+) -> None:
+    VERBS[verb](tmp_path / "f")
+
+
+def test_reads_of_accelerators_are_checked(accelerator: None) -> None:
+    item, texts = operator.methodcaller("item"), operator.methodcaller("tolist")
+    for read in (np.asarray, np.array, float, repr, item, texts):
+        with pytest.raises(RuntimeError, match="Disallowed device-to-host"):
+            read(LEAVES["scalar"])
+    jax.device_get(LEAVES["scalar"])
 
 
 def test_directories_of_orbax_are_read(request: pytest.FixtureRequest, tmp_path: Path) -> None:

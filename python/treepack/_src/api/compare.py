@@ -21,7 +21,7 @@ from treepack._src.mapping.leaves import outlined
 from treepack._src.options import check
 from treepack._src.paths import Room, join, parts, text
 from treepack._src.printable import MOST_ROWS, path_end, printable
-from treepack._src.pytree.prng import is_key, key_text, unwrap
+from treepack._src.pytree.prng import is_key, key_text, on_host
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import is_source
 
@@ -242,7 +242,7 @@ def _apart(distance: Apart) -> str:
 
 def _equal(left: Any, right: Any) -> bool:
     if is_key(left) and is_key(right):
-        (name, left), (other_name, right) = unwrap(left), unwrap(right)
+        (name, left), (other_name, right) = on_host(left), on_host(right)
         return name == other_name and bool(np.array_equal(left, right))
     if isinstance(left, np.ndarray):  # read whole, since its header has no shape
         return left.dtype == right.dtype and bool(np.array_equal(left, right))
@@ -259,7 +259,7 @@ def _kind(leaf: Any) -> str:
 
 def _text(leaf: Any) -> str:
     if is_key(leaf):
-        return f"{_kind(leaf)} {unwrap(leaf)[1].tolist()!s:.40}"
+        return f"{_kind(leaf)} {on_host(leaf)[1].tolist()!s:.40}"
     return _kind(leaf) if isinstance(leaf, LazyArray) else f"{leaf!r:.40}"
 
 

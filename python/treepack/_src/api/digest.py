@@ -17,7 +17,7 @@ from treepack._src.checkpoint.sharded import unless_replaced
 from treepack._src.elsewhere import Hinting, advised
 from treepack._src.options import StorageOptions
 from treepack._src.printable import printable, shortened
-from treepack._src.pytree.prng import MARKER, is_key, unwrap
+from treepack._src.pytree.prng import MARKER, is_key, on_host
 from treepack._src.saving.layout import described_layout
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Opened, is_source
@@ -175,7 +175,7 @@ def _parts(leaf: Any) -> tuple[bytes, LazyArray | bytes]:
         return _head(leaf), leaf
     impl = None
     if is_key(leaf):
-        impl, leaf = unwrap(leaf)
+        impl, leaf = on_host(leaf)
     elif isinstance(leaf, dict) and MARKER in leaf:  # an implementation that JAX lacks here
         impl, leaf = leaf[MARKER], leaf["data"]
     if impl is not None or isinstance(leaf, (np.ndarray, np.generic)):

@@ -323,7 +323,7 @@ def _check_floats(path: Trail, leaf: Any, on_device: Any) -> None:
         parts = [leaf.real, leaf.imag] if leaf.dtype.kind == "c" else [leaf]
         ends = [end for part in parts for end in (part.min(initial=0), part.max(initial=0))]
     else:  # read from the file for each device: not to be read again
-        ends = [np.asarray(shard.data).sum() for shard in on_device.addressable_shards]
+        ends = [_jax.on_host(shard.data).sum() for shard in on_device.addressable_shards]
     with np.errstate(over="ignore", invalid="ignore"):
         if np.isfinite(np.asarray(ends, on_device.dtype)).all():
             return

@@ -55,6 +55,11 @@ def on_host(array: Any) -> np.ndarray:
         return np.asarray(array)
 
 
+def fetched(value: Any) -> Any:
+    """Returns a JAX array in host memory; keys and other values as they are."""
+    return on_host(value) if is_array(value) and not is_extended(value.dtype) else value
+
+
 def like(array: np.ndarray) -> Any:
     """Converts an array to a JAX array, unless JAX lacks its dtype or is not installed.
 

@@ -9,7 +9,7 @@ import numpy as np
 from treepack._src import paths as _paths
 from treepack._src.mapping.sizes import Shape
 from treepack._src.printable import printable
-from treepack._src.pytree.prng import is_key, unwrap
+from treepack._src.pytree.prng import is_key, on_host
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.restore.compare import signature
 from treepack.errors import TreepackError
@@ -40,7 +40,7 @@ def outlined(leaf: Any) -> Leaf:
 
 def check_equal(path: str, one: Any, other: Any) -> None:
     """Raises a TreepackError if two leaves of a tree, which are one in the file, differ."""
-    one, other = (unwrap(leaf) if is_key(leaf) else (None, leaf) for leaf in (one, other))
+    one, other = (on_host(leaf) if is_key(leaf) else (None, leaf) for leaf in (one, other))
     arrays = [np.asarray(leaf) for _, leaf in (one, other)]
     pairs = zip((one, other), arrays, strict=True)
     kinds = [(impl, array.dtype, array.shape) for (impl, _), array in pairs]

@@ -47,6 +47,12 @@ def unwrap(key: jax.Array) -> tuple[str, jax.Array]:
     return impl, jax.random.key_data(key)
 
 
+def on_host(key: jax.Array) -> tuple[str, np.ndarray]:
+    """Returns the parts of a key array as `unwrap` does, with the data in host memory."""
+    impl, data = unwrap(key)
+    return impl, _jax.on_host(data)
+
+
 def key_text(dtype: Any) -> str:
     """Formats a dtype of keys as in files: `key<threefry2x32>`, which JAX abbreviates."""
     for impl in ("threefry2x32", "rbg", "unsafe_rbg"):

@@ -63,7 +63,7 @@ class Older(dict[str, Any]):
             static=target,
             at=at,
         )
-        return map_leaves(_on_host, to_state_dict(node))
+        return map_leaves(_jax.fetched, to_state_dict(node))
 
 
 def mark_older(state: Any, record: RecordAt) -> tuple[Any, dict[int, str]]:
@@ -83,7 +83,3 @@ def _as_saved(leaves: list[tuple[str, None, Any, bool, Any]]) -> list[Any]:
     return [
         leaf if _jax.is_array(leaf) else _jax.like(np.asarray(leaf)) for _, _, leaf, *_ in leaves
     ]
-
-
-def _on_host(leaf: Any) -> Any:
-    return np.asarray(leaf) if _jax.is_array(leaf) and not _jax.is_extended(leaf.dtype) else leaf

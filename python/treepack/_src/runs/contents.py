@@ -23,6 +23,7 @@ from treepack._src.checkpoint.load import unsummed
 from treepack._src.checkpoint.opening import open_regular
 from treepack._src.checkpoint.reader import Reader
 from treepack._src.checkpoint.sharded import ShardedReader
+from treepack._src.interop import jax as _jax
 from treepack._src.options import Saved
 from treepack._src.printable import short_repr
 from treepack._src.registry.static import metadata_in
@@ -108,7 +109,7 @@ def _numbers(metrics: Any) -> dict[str, float]:
         try:
             if isinstance(value, (str, bytes, bytearray)):
                 raise TypeError("it is text, which float() takes as well")
-            floats[str(name)] = float(value)
+            floats[str(name)] = float(_jax.fetched(value))
         except (TypeError, ValueError, OverflowError) as error:
             raise TypeError(
                 f"metrics[{name!r:.100}] must be a number, got {value!r:.100}: pass float(value)"

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Self, TypeVar
 
 from treepack._src.checkpoint.shards import MANIFEST
+from treepack._src.interop import jax as _jax
 from treepack._src.options import StorageOptions
 from treepack._src.saving.checkpoints import claimed, remove_unfinished
 from treepack._src.saving.directory import has_other_files, interrupted, is_unfinished, warn_of_kept
@@ -36,17 +37,17 @@ _TEMPORARY = re.compile(r"\..*\.treepack-.*\.tmp", re.DOTALL)
 _MOST_NUMBER = 10**18
 
 
-def checked(name: str, number: Any, text: str) -> int:
+def checked(name: str, number: Any, cure: str) -> int:
     """Returns a step or version as an integer.
 
     Raises:
-      TypeError: If it is not an integer; the error ends with the text.
+      TypeError: If it is not an integer; the error ends with the cure.
       ValueError: If it is negative or too large.
     """
     try:
-        integer = operator.index(number)
+        integer = operator.index(_jax.fetched(number))
     except TypeError:  # arrays of NumPy and JAX have the method, of any shape
-        raise TypeError(f"{name} must be an integer, {text}") from None
+        raise TypeError(f"{name} must be an integer, got {number!r:.100}: {cure}") from None
     if not 0 <= integer < _MOST_NUMBER:
         raise ValueError(f"{name} must be an integer from 0 to 10**18 - 1, got {integer}")
     return integer
@@ -89,7 +90,7 @@ class Folder:
         return claimed(self.directory)
 
     def name(self, step: object) -> str:
-        return f"{self.begin}{step}"
+        return f"{self.begin}{_jax.fetched(step)}"
 
     def path(self, name: str) -> Address:
         return self.directory / name

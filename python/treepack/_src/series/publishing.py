@@ -125,7 +125,7 @@ class Publisher(Hinting):
         if _more:
             raise TypeError("push() takes a tree: name the version, as in push(tree, version=1)")
         check_in_time()
-        number = checked("version", version, f"such as the step, got {version!r:.100}")
+        number = checked("version", version, "pass the step")
         with self._turns.taken() as is_taken:
             if not is_taken:
                 raise BusyError(

@@ -570,4 +570,4 @@ def _checked(step: Any) -> int:
             "step must be an integer, got None, as best() returns while no checkpoint has metrics: "
             'pass save(..., metrics={"loss": loss})'
         )
-    return checked("step", step, f"got {step!r:.100}: it comes first, as in save(step, state)")
+    return checked("step", step, "it comes first, as in save(step, state)")
