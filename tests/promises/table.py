@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
+import hashlib
 import itertools
+import json
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import covertable
 import numpy as np
 
 import treepack
@@ -133,43 +137,54 @@ def _applies(rule: int, *names: str) -> bool:
     return bool(applies(*(AXES[axis][name] for axis, name in zip(axes, names, strict=True))))
 
 
-def covering(groups: Iterable[tuple[str, ...]]) -> list[Cell]:
+PAIRS = [*itertools.combinations(AXES, 2)]
+
+
+def covering(groups: list[tuple[str, ...]]) -> list[Cell]:
     """Returns cells that cover all combinations with a meaning of the axes of each group.
 
-    Libraries for such designs were tried: with rules, one takes minutes for this table, another
-    leaves out half of the pairs.
+    The library takes 12 seconds for all pairs, so `target/` keeps the cells for other processes.
     """
-    groups, rng = list(groups), random.Random(0)
-    wanted = [
-        dict(zip(group, names, strict=True))
-        for group in groups
-        for names in itertools.product(*(AXES[axis] for axis in group))
-    ]
-    rng.shuffle(wanted)
-    cells: list[Cell] = []
-    covered: set[tuple[str, ...]] = set()
-    for names in wanted:
-        if (*names, *names.values()) not in covered and (cell := _completed(names, rng)):
-            cells.append(cell)
-            row = cell._asdict()
-            covered.update((*group, *(row[axis] for axis in group)) for group in groups)
-    return cells
+    names = {axis: [*values] for axis, values in AXES.items()}
+    lacking = {
+        pair: [
+            row for row in itertools.product(*(names[axis] for axis in pair)) if _lacks(pair, row)
+        ]
+        for pair in PAIRS
+    }
+    described = json.dumps([names, groups, [*lacking.items()]])
+    kept = _KEPT / f"promises-{hashlib.sha256(described.encode()).hexdigest()[:16]}.json"
+    kept.parent.mkdir(exist_ok=True)
+    with kept.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not kept.exists():
+            rows = covertable.make(
+                names,
+                criterion=covertable.criteria.simple,
+                sub_models=[{"fields": group, "strength": len(group)} for group in groups],
+                constraints=[_constraint(pair, {*rows}) for pair, rows in lacking.items() if rows],
+            )
+            unfinished = kept.with_suffix(".tmp")
+            unfinished.write_text(json.dumps([Cell(**row) for row in rows]))
+            unfinished.replace(kept)
+    return [Cell(*row) for row in json.loads(kept.read_text())]
 
 
-def _completed(names: dict[str, str], rng: random.Random) -> Cell | None:
-    """Returns a cell with the given names of some axes, if one has a meaning."""
-    if unmeant(names) is not None:
-        return None
-    axis = next((axis for axis in AXES if axis not in names), None)
-    if axis is None:
-        return Cell(**names)
-    for name in rng.sample([*AXES[axis]], len(AXES[axis])):
-        if cell := _completed({**names, axis: name}, rng):
-            return cell
-    return None
+def _lacks(pair: tuple[str, ...], row: tuple[str, ...]) -> bool:
+    return unmeant(dict(zip(pair, row, strict=True))) is not None
 
 
-PAIRS = [*itertools.combinations(AXES, 2)]
+def _constraint(pair: tuple[str, str], lacking: set[tuple[str, ...]]) -> dict[str, Any]:
+    one, other = pair
+    return {
+        "operator": "fn",
+        "requires": [one, other],
+        "evaluate": lambda row: (row[one], row[other]) not in lacking,
+    }
+
+
+# Where cells are kept; the folder of Rust's builds.
+_KEPT = Path(__file__).parents[2] / "target"
 
 # The triples in which one promise was forgotten by a form that others kept.
 TRIPLES = [("form", "verb", axis) for axis in ("source", "leaf", "condition")]

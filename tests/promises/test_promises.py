@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 
@@ -26,3 +27,15 @@ def test_the_promise_is_kept(cell: Cell, tmp_path: Path) -> None:
 def test_each_form_verb_source_leaf_and_condition_has_a_cell() -> None:
     for axis, names in table.AXES.items():
         assert {getattr(cell, axis) for cell in ALL} == names.keys()
+
+
+def test_each_pair_with_a_meaning_has_a_cell() -> None:
+    for pair in table.PAIRS:
+        covered = {tuple(getattr(cell, axis) for axis in pair) for cell in ALL}
+        for names in {*itertools.product(*(table.AXES[axis] for axis in pair))} - covered:
+            others = {axis: values for axis, values in table.AXES.items() if axis not in pair}
+            rows = itertools.product(*others.values())
+            row = dict(zip(pair, names, strict=True))
+            assert table.unmeant(row) or all(
+                table.unmeant(row | dict(zip(others, rest, strict=True))) for rest in rows
+            ), row
