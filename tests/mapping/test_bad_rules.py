@@ -107,6 +107,10 @@ def test_a_mistake_in_a_rule_is_told_when_it_is_written(rule: Any, error: str) -
             "mapping= takes a treepack.Mapping, a dict of rules",
         ),
         (
+            lambda: treepack.open(treepack.dumps({}), mapping=treepack.Mapping),
+            "mapping= takes a treepack.Mapping, a dict of rules",
+        ),
+        (
             lambda: treepack.Mapping({"t": "w"}, rest="keep"),
             "rest must be 'same', 'error' or 'skip'",
         ),

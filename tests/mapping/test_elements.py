@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import treepack
 from treepack import TreepackError
-from treepack._src.checkpoint import moving
+from treepack._src.mapping import moving
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 

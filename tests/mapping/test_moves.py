@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import treepack
 import treepack._core as core
-from treepack._src.checkpoint import mapped, moving
+from treepack._src.mapping import moving
 
 SIZES = st.sampled_from([1, 2, 3, 4])
 
@@ -174,13 +174,13 @@ def test_a_copy_reads_its_source_once(monkeypatch: pytest.MonkeyPatch, tmp_path:
     wide = np.arange(4 << 20, dtype=np.float32).reshape(2048, -1)
     treepack.save(tmp_path / "w.gz", {"w": wide})
     boxes = []
-    fill = mapped.fill
+    fill = moving.Made.fill
 
     def spy(made: Any, source: Any, box: Any, *rest: Any, **options: Any) -> None:
         boxes.append(box)
         fill(made, source, box, *rest, **options)
 
-    monkeypatch.setattr(mapped, "fill", spy)
+    monkeypatch.setattr(moving.Made, "fill", spy)
     with treepack.open(tmp_path / "w.gz", mapping={"w": ("w", "a b -> b a")}) as file:
         treepack.save(tmp_path / "again.safetensors", {"w": file["w"]})
     assert np.array_equal(treepack.load(tmp_path / "again.safetensors")["w"], wide.T)

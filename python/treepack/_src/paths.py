@@ -212,6 +212,29 @@ def closest(name: str, names: Iterable[str]) -> list[str]:
     return difflib.get_close_matches(name, names, n=1) if len(name) <= _MOST_LENGTH else []
 
 
+def similar(typo: str, paths: Iterable[str]) -> str:
+    """Returns a hint about a path similar to one without escapes, or about the paths that exist.
+
+    The path may be of a container, if it has as many parts.
+    """
+    texts = {"/".join(parts(path)): path for path in itertools.islice(paths, _MOST_NAMES)}
+    match = meant(typo, texts.values())
+    count = typo.count("/") + 1
+    starts = ([*parts(path)][:count] for path in texts.values())
+    both = {"/".join(start): text(start) for start in starts} | texts
+    near = [match] if match else [both[name] for name in closest(typo, both)]
+    if near:
+        return f"; is it {near[0]!r}?"
+    shown = [printable(path[:_MOST_TEXT]) for path in itertools.islice(texts.values(), _MOST_SHOWN)]
+    shown += ["…"] * (len(texts) > _MOST_SHOWN)
+    return f"; it has {', '.join(shown) or 'no leaves'}"
+
+
+# The maximum number of paths in an error, and of the characters of each.
+_MOST_SHOWN = 5
+_MOST_TEXT = 100
+
+
 def _folded(path: str) -> list[str]:
     return path.casefold().replace(".", "/").strip("/").split("/")
 

@@ -17,7 +17,7 @@ from treepack._src.checkpoint.info import count_text, kind_text
 from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.checkpoint.statistics import has_numbers, pairs
 from treepack._src.elsewhere import Hinting, advised
-from treepack._src.mapping.leaves import outlined
+from treepack._src.mapping.leaves import Leaf
 from treepack._src.options import check
 from treepack._src.paths import Room, join, parts, text
 from treepack._src.printable import MOST_ROWS, path_end, printable
@@ -150,7 +150,7 @@ def diff(
         differences = Differences()
         if mapping is not None:
             original = left
-            left = in_layout(left, mapping, {path: outlined(leaf) for path, leaf in theirs.items()})
+            left = in_layout(left, mapping, {path: Leaf.of(leaf) for path, leaf in theirs.items()})
             reader: Any = place_of(left).reader
             for path in reader.unexpected():  # another leaf has its path
                 unused = f"{_kind(original[path])}, which no rule takes"

@@ -14,13 +14,14 @@ from treepack._src import formats
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.info import Info, count_text, levels, size_text, totals
 from treepack._src.checkpoint.load import load_part, warn_of_unused
-from treepack._src.checkpoint.mapped import MappedReader, faulty
-from treepack._src.checkpoint.mapped import Mapping as Weights
+from treepack._src.checkpoint.mapped import MappedReader
 from treepack._src.checkpoint.opening import open_reader
 from treepack._src.checkpoint.placement import sharing
 from treepack._src.checkpoint.reader import SALVAGE_ADVICE, Place, Reader, dtype_and_shape
 from treepack._src.elsewhere import Hinting, advised, read_only, unknown_option
 from treepack._src.mapping.leaves import Leaf
+from treepack._src.mapping.plan import Fault
+from treepack._src.mapping.ruleset import RuleSet
 from treepack._src.options import (
     Containers,
     PartOptions,
@@ -664,8 +665,8 @@ def in_layout(tree: Tree, mapping: Any, template: Mapping[str, Leaf] | None = No
     Raises:
       TreepackError: If the mapping does not fit the file.
     """
-    reader = MappedReader(tree._place, Weights.of(mapping), template)
+    reader = MappedReader(tree._place, RuleSet.of(mapping), template)
     # Whatever the template has, and the file lacks, is a difference, not a fault of the mapping.
     if faults := [fault for fault in reader.plan.faults if not fault.is_missing]:
-        raise faulty(faults)
+        raise Fault.error(faults)
     return File(reader, getattr(tree, "_unknown", "error"))

@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.casting import cast_floats
-from treepack._src.checkpoint.mapped import MappedReader, faulty, mapped
+from treepack._src.checkpoint.mapped import MappedReader, mapped
 from treepack._src.checkpoint.placement import converter, device_leaves
 from treepack._src.checkpoint.reader import Place, StayLazy, lacking
 from treepack._src.checkpoint.replicas import Together
-from treepack._src.checkpoint.select import Selector, compiled, similar
+from treepack._src.checkpoint.select import Selector, compiled
 from treepack._src.interop import jax as _jax
+from treepack._src.mapping.plan import Fault
 from treepack._src.options import Buffer, BytesReading, Reading, Selection, Status, progress_bar
 from treepack._src.paths import Room, Trail
 from treepack._src.printable import printable, shortened, warn
@@ -132,7 +133,7 @@ def _fitting(
     faults = [it for it in plan.faults if selector.means(it.path) and (lacks or not it.is_missing)]
     faults = [fault for fault in faults if fault.path not in unfit]
     if not all(fault.is_missing for fault in faults):
-        raise faulty(faults)
+        raise Fault.error(faults)
     if selection.missing == "target":  # otherwise the leaves are a mismatch
         if reason := reader.unmatched():
             raise TreepackError(reason)
@@ -174,7 +175,7 @@ def _check_reached(new: Sequence[str], targets: Collection[str]) -> None:
     if new and not is_reached and not any(_paths.has(here, target) for target in targets):
         raise TreepackError(
             f"mapping= makes no leaf of the target: {printable(new[0])} is not in it"
-            f"{similar(new[0], targets)}"
+            f"{_paths.similar(new[0], targets)}"
         )
 
 

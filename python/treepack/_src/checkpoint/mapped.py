@@ -11,9 +11,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Mapping as Dict
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.boxed import BoxedArray, aligned
 from treepack._src.checkpoint.laid import layout_of
-from treepack._src.checkpoint.moving import RowBlocks, Source, assembled, fill, steps
 from treepack._src.checkpoint.opening import open_reader
 from treepack._src.checkpoint.reader import (
     LazyArray,
@@ -32,13 +31,12 @@ from treepack._src.checkpoint.reader import (
     Verified,
     dtype_and_shape,
 )
-from treepack._src.checkpoint.select import similar
-from treepack._src.elsewhere import Hinting, advised, check_parameters
-from treepack._src.mapping.leaves import Leaf, check_equal, outline
-from treepack._src.mapping.patterns import Names, Pattern
-from treepack._src.mapping.plan import Fault, Made, Plan, Planner
-from treepack._src.mapping.rules import Rule, rule_of, sizes_of
-from treepack._src.options import Reading, Status, Tell, no_choice
+from treepack._src.elsewhere import advised
+from treepack._src.mapping.leaves import Leaf, check_equal
+from treepack._src.mapping.moving import Made, RowBlocks, Source
+from treepack._src.mapping.plan import Fault
+from treepack._src.mapping.ruleset import Rest, Rules, RuleSet
+from treepack._src.options import Reading, Status, Tell
 from treepack._src.printable import printable, shortened, warn
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.storage.address import Address
@@ -48,14 +46,8 @@ from treepack._src.storage.fetch import Blocks, Range, fetching
 from treepack._src.storage.naming import naming
 from treepack.errors import HoleError, NewerVersionError, TreepackError
 
-Rest = Literal["same", "error", "skip"]
-"""How leaves without a rule are treated."""
 
-Rules = Dict[Any, Any] | Callable[[str], Any]
-"""Rules by the paths of the tree, or a function of these paths."""
-
-
-class Mapping(Hinting):
+class Mapping(RuleSet):
     """The weights of one layout in another, both ways: for `load`, `open`, `abstract` and `save`.
 
     A rule has paths in the tree, paths in the file, and the axes of both, in the notation of
@@ -113,45 +105,7 @@ class Mapping(Hinting):
 
     @advised
     def __init__(self, rules: Rules, *, rest: Rest = "same", **sizes: int | tuple[int, ...]):
-        if rest not in ("same", "error", "skip"):
-            raise no_choice("rest", rest, ("same", "error", "skip"))
-        self._function = None
-        self._is_inverse = False
-        self._rules: tuple[Rule, ...] = ()
-        if isinstance(rules, Dict):
-            self._rules = tuple(rule_of(path, rule) for path, rule in rules.items())
-        elif callable(rules):
-            check_parameters(rules, "mapping=", "a path of the target", 1)
-            self._function = rules
-        else:
-            raise TypeError(
-                "mapping= takes a treepack.Mapping, a dict of rules such as {'head/kernel': "
-                f"('lm_head.weight', 'v m -> m v')}}, or a function of paths, got {rules!r:.100}"
-            )
-        self._sizes = sizes_of(sizes, self._rules) if self._function is None else {**sizes}
-        self.rest: Rest = rest
-
-    @classmethod
-    def of(cls, mapping: Any) -> Mapping:
-        """Returns a mapping of `mapping=`: a mapping, or its rules."""
-        return mapping if isinstance(mapping, Mapping) else cls(mapping)
-
-    def __repr__(self) -> str:
-        count = "a function" if self._function is not None else f"{len(self._rules)} rules"
-        return f"treepack.Mapping({count}{', inverse' * self._is_inverse})"
-
-    def inverse(self) -> Mapping:
-        """Returns the mapping in the other direction, which reads trees in the layout of files.
-
-        Raises:
-          ValueError: If a rule has no inverse, or would round elements.
-        """
-        inverse = object.__new__(type(self))
-        inverse.__dict__.update(self.__dict__)
-        inverse._is_inverse = not self._is_inverse
-        if self._function is None:
-            inverse._rules = tuple(rule.inverse() for rule in self._rules)
-        return inverse
+        super().__init__(rules, rest, sizes)
 
     def check(self, target: Any, source: Openable) -> None:
         """Checks that a file fits the rules and a target; reads headers only.
@@ -170,7 +124,7 @@ class Mapping(Hinting):
             )
         source = Address.or_data(source)
         with naming(source), contextlib.closing(open_reader(source)) as reader:
-            mapped = MappedReader(Place(reader, 0, []), self, outline(target))
+            mapped = MappedReader(Place(reader, 0, []), self, Leaf.by_path(target))
             there, faults = mapped.there or {}, [*mapped.plan.faults]
             known = {*mapped.outcome, *(fault.path for fault in faults)}
             lost = [path for path in there if path not in known | mapped.left_out()]
@@ -191,85 +145,7 @@ class Mapping(Hinting):
                 unused += mapped.unexpected()
             faults += [Fault(path, "no rule takes it") for path in unused]
             if faults:
-                raise faulty(faults)
-
-    def plan(self, here: Dict[str, Leaf], there: Dict[str, Leaf] | None) -> Plan:
-        """Applies the rules; see `Planner`.
-
-        Raises:
-          TreepackError: If there are rules, none has a match, and no leaf lacks for that.
-        """
-        rules = self._rules
-        if self._function is not None:
-            rules = self._called(here if self._is_inverse else there)
-        plan = Planner(rules, self._sizes, here, there).plan(self.rest)
-        is_unused = plan.unused and len(plan.unused) == len(rules)
-        if is_unused and here and not any(fault.is_missing for fault in plan.faults):
-            raise TreepackError(_unmatched(plan.unused[0], here, there))
-        return plan
-
-    def _called(self, paths: Iterable[str] | None) -> tuple[Rule, ...]:
-        """Returns the rules that a function returns for the paths of the tree."""
-        if paths is None:
-            raise TreepackError(
-                "a function of paths as mapping= needs a target, whose paths it takes: pass one to "
-                "treepack.load, or a dict of rules as mapping="
-            )
-        assert self._function is not None
-        rules = []
-        for path in paths:
-            rule = self._function(path)
-            if rule is not None:
-                parsed = rule_of(path, rule, is_literal=True)
-                rules.append(parsed.inverse() if self._is_inverse else parsed)
-        return tuple(rules)
-
-
-def _unmatched(rule: Rule, here: Iterable[str], there: Iterable[str] | None) -> str:
-    """Describes a rule without a match."""
-    where = "file" if rule.here.is_file else "tree"
-    return f"{rule.text} matches nothing in the {where}{_near(rule, here, there)}"
-
-
-def _near(rule: Rule, here: Iterable[str], there: Iterable[str] | None) -> str:
-    """Returns a hint at a rule without a match."""
-    [ours, *_], [theirs, *_] = rule.here.patterns, rule.there.patterns
-
-    def fits(pattern: Pattern, paths: Iterable[str]) -> bool:
-        return any(True for _ in pattern.matches(Names(paths), above=True))
-
-    if "*" in ours.text:
-        return "; write indices in place of *, as in {'new/{i}/kernel': 'old/{i}/w'}"
-    if rule.here.is_file and fits(theirs, here) and (there is None or fits(ours, there)):
-        pair = f"{ours.text!r}: {theirs.text!r}"
-        axes = "" if rule.is_plain else ", with the axes of both sides exchanged"
-        return f"; keys are paths of the tree: is it {{{pair}}}{axes}?"
-    return similar(ours.text.replace(".", "/"), here)
-
-
-def faulty(faults: Sequence[Fault]) -> TreepackError:
-    """Returns the error that lists all faults of a mapping."""
-    lines = "".join(f"\n  {printable(str(fault))}" for fault in faults)
-    leaves = "1 leaf" if len(faults) == 1 else f"{len(faults)} leaves"
-    return TreepackError(f"the mapping does not fit {leaves}:{lines}")
-
-
-def check_apart(hidden: Sequence[str], there: str) -> None:
-    """Checks that no leaf is lost because another one has its path.
-
-    Args:
-      hidden: The leaves without a rule whose paths other leaves have there.
-      there: The side of these paths.
-
-    Raises:
-      TreepackError: If there are such leaves.
-    """
-    if hidden:
-        raise TreepackError(
-            f"two leaves would have one path in the {there}: a rule gives the path of "
-            f"{shortened(map(printable, hidden), len(hidden))} to another leaf: add a rule for it, "
-            "or leave out all leaves without rules with treepack.Mapping(rules, rest='skip')"
-        )
+                raise Fault.error(faults)
 
 
 class MappedArray(BoxedArray):
@@ -303,7 +179,7 @@ class MappedArray(BoxedArray):
     ) -> None:
         """Reads the elements of a box, each source to its place in the target."""
         with naming(self.reader.given):
-            fill(self._made, self._source, box, target, path=self.path, threads=threads)
+            self._made.fill(self._source, box, target, path=self.path, threads=threads)
 
     def flat_range(self, start: int, stop: int) -> np.ndarray:
         """Reads a range of elements, counted in C order."""
@@ -320,7 +196,7 @@ class MappedArray(BoxedArray):
         box = [range(*part.indices(size)) for part, size in zip(index, self.shape, strict=True)]
         # Places without memory: nothing is moved.
         places = np.broadcast_to(np.empty((), self.dtype), [*map(len, box)])
-        for step in steps(self._made, self._source, box, places):
+        for step in self._made.steps(self._source, box, places):
             yield from step.ahead()
 
 
@@ -336,7 +212,7 @@ class MappedReader(Reader):
     is_one_file = has_types = False
     is_mapped = True
 
-    def __init__(self, place: Place, mapping: Mapping, there: Dict[str, Leaf] | None):
+    def __init__(self, place: Place, mapping: RuleSet, there: Dict[str, Leaf] | None):
         """Reads headers, and leaves other than arrays.
 
         Args:
@@ -359,7 +235,7 @@ class MappedReader(Reader):
             self.plan.faults.clear()  # leaves are lost with their tensors
             self._leave_out_short()
         if there is None:  # with a template, such leaves are unexpected, or missing
-            check_apart(self.unexpected(), "tree")
+            self.plan.check_apart(self._is_leaf, "tree")
             if unused := self.plan.unused if not inner.salvages else []:
                 rules = (printable(rule.text) for rule in unused)
                 warn(f"the file has no leaf for {shortened(rules, len(unused))}")
@@ -404,7 +280,7 @@ class MappedReader(Reader):
         if isinstance(made, str):
             leaf = self._place.reader.leaf(*self._inner(made))
             return np.asarray(leaf) if isinstance(leaf, LazyArray) else leaf
-        return assembled(made, functools.partial(self.source, made), path=made.rule.text)
+        return made.assembled(functools.partial(self.source, made), path=made.rule.text)
 
     def _join_lists(self, tree: dict[str, Any]) -> None:
         """Makes lists of the dicts that are whole lists in the file."""
@@ -598,7 +474,7 @@ class MappedReader(Reader):
         missing = [fault for fault in self.plan.faults if fault.is_missing]
         lacks = {fault.path: fault.text for fault in missing}
         for rule in self.plan.unused[:1] if missing else ():
-            near = _near(rule, self._values, self.there)
+            near = rule.near(self._values, self.there)
             lacks |= {it.path: it.text + near for it in missing if it.text.endswith(rule.text)}
         return lacks
 
@@ -606,12 +482,14 @@ class MappedReader(Reader):
         """Describes the first rule without a match, if no rule has one."""
         if self.plan.ruled or not self.plan.unused:
             return ""
-        return _unmatched(self.plan.unused[0], self._values, self.there)
+        return self.plan.unused[0].unmatched(self._values, self.there)
 
     def unexpected(self) -> list[str]:
         """Returns the leaves of the file that no rule takes, and in whose place is another."""
-        children = self._place.catalog.children
-        return [path for path in self.plan.hidden if children(self._values[path]) is None]
+        return [*filter(self._is_leaf, self.plan.hidden)]
+
+    def _is_leaf(self, path: str) -> bool:
+        return self._place.catalog.children(self._values[path]) is None
 
     def check_has_no_code(self, above: Sequence[str], means: Callable[[str], bool]) -> None:
         """Checks that no leaf is code, which was not saved: here, it would be an empty dict.
@@ -656,7 +534,7 @@ class MappedReader(Reader):
     @property
     def has_function(self) -> bool:
         """Whether the rules are those that a function of paths returns."""
-        return self._mapping._function is not None
+        return self._mapping.is_function
 
     def left_out(self) -> set[str]:
         """Returns the leaves of the template that stay because no rule makes them."""
@@ -691,4 +569,4 @@ class _StandIn(Computed):
 
 def mapped(place: Place, mapping: Any, target: Any = None) -> MappedReader:
     """Returns a reader of a part of an open file in another layout; see `Mapping`."""
-    return MappedReader(place, Mapping.of(mapping), outline(target))
+    return MappedReader(place, RuleSet.of(mapping), Leaf.by_path(target))

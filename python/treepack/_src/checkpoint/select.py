@@ -148,7 +148,8 @@ class Selector:
             are_names = type(parts) is tuple and all(isinstance(part, str) for part in parts)
             if are_names and len(parts) > 1 and not Selector([*parts]).unmatched(paths):
                 error += f". A tuple is one path: for several patterns, pass a list: {[*parts]}"
-        raise TreepackError(error + (_starred(typos[0], paths) or similar(typos[0], paths)))
+        hint = _starred(typos[0], paths) or _escaped(typos[0], paths)
+        raise TreepackError(error + (hint or _paths.similar(typos[0], paths)))
 
 
 def _literal(text: str, paths: Iterable[str]) -> tuple[str, ...] | None:
@@ -169,32 +170,12 @@ def _literal(text: str, paths: Iterable[str]) -> tuple[str, ...] | None:
     return candidates.pop() if len(candidates) == 1 else None
 
 
-def similar(typo: str, paths: Iterable[str]) -> str:
-    """Returns a hint about a path similar to one without escapes, or about the paths that exist.
+def _escaped(pattern: str, paths: Iterable[str]) -> str:
+    """Returns a hint if a pattern with wildcards matches a path once it has escapes.
 
-    The path may be of a container, if it has as many parts.
+    So `mlp/~/linear_*/w` becomes `mlp~1~0~1linear_*/w`.
     """
-    texts = {"/".join(_paths.parts(path)): path for path in itertools.islice(paths, _MOST_PATHS)}
-    if "*" in typo and (escaped := with_escapes(typo, texts.values())):
-        return f"; is it {escaped!r}?"
-    meant = _paths.meant(typo, texts.values())
-    count = typo.count("/") + 1
-    starts = ([*_paths.parts(text)][:count] for text in texts.values())
-    both = {"/".join(start): _paths.text(start) for start in starts} | texts
-    near = [meant] if meant else [both[name] for name in _paths.closest(typo, both)]
-    if near:
-        return f"; is it {near[0]!r}?"
-    shown = [printable(text[:_MOST_TEXT]) for text in itertools.islice(texts.values(), _MOST_SHOWN)]
-    shown += ["…"] * (len(texts) > _MOST_SHOWN)
-    return f"; it has {', '.join(shown) or 'no leaves'}"
-
-
-def with_escapes(pattern: str, paths: Iterable[str]) -> str | None:
-    """Adds escapes to a pattern so that it matches a path; the first such path decides.
-
-    So `mlp/~/linear_*/w` becomes `mlp~1~0~1linear_*/w`. `None` if it matches none.
-    """
-    for path in paths:
+    for path in itertools.islice(paths, _MOST_PATHS) if "*" in pattern else ():
         if "~" not in path or len(path) > _MOST_TEXT:
             continue
         pieces = [at for part in _paths.parts(path) for at, _ in enumerate(part.split("/"))]
@@ -203,8 +184,8 @@ def with_escapes(pattern: str, paths: Iterable[str]) -> str | None:
             rest = "*/**" if at and text == "**" else text.replace("~", "~0")
             escaped += f"{'~1' if at else '/'}{rest}"
         if not Selector(escaped[1:]).unmatched([path]):
-            return escaped[1:]
-    return None
+            return f"; is it {escaped[1:]!r}?"
+    return ""
 
 
 def _starred(pattern: str, paths: Iterable[str]) -> str:
@@ -221,8 +202,7 @@ _OTHERS = re.compile(r"\{\w*\}|\(.*?\)|<\w+>|\[.*?\]|\.\*|\\\w\+?|\$\d")
 # Limits the search for similar paths, which is slow.
 _MOST_PATHS = 1000
 
-# The maximum number of paths in an error, and of the characters of each.
-_MOST_SHOWN = 5
+# The maximum length of a path to which a pattern is compared.
 _MOST_TEXT = 100
 
 

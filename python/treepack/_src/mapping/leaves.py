@@ -21,21 +21,21 @@ class Leaf(NamedTuple):
     shape: Shape
     dtype: np.dtype[Any] | None
 
+    @staticmethod
+    def of(leaf: Any) -> Leaf:
+        """Returns the shape and dtype of an array, also of an abstract one, or of another leaf."""
+        own = signature(leaf)
+        # Numbers have signatures as well, and typed PRNG keys dtypes of their own.
+        if own is None or not isinstance(getattr(leaf, "dtype", None), np.dtype):
+            return Leaf((), None)
+        return Leaf(own.shape, np.dtype(own.dtype).newbyteorder("="))
 
-def outline(target: Any) -> dict[str, Leaf] | None:
-    """Returns the leaves of a template by their paths; `None` without one."""
-    if target is None:
-        return None
-    return {_paths.text(parts): outlined(leaf) for parts, leaf in leaves_of(target, ())}
-
-
-def outlined(leaf: Any) -> Leaf:
-    """Returns the shape and dtype of an array, also of an abstract one, or of another leaf."""
-    own = signature(leaf)
-    # Numbers have signatures as well, and typed PRNG keys dtypes of their own.
-    if own is None or not isinstance(getattr(leaf, "dtype", None), np.dtype):
-        return Leaf((), None)
-    return Leaf(own.shape, np.dtype(own.dtype).newbyteorder("="))
+    @staticmethod
+    def by_path(target: Any) -> dict[str, Leaf] | None:
+        """Returns the leaves of a template by their paths; `None` without one."""
+        if target is None:
+            return None
+        return {_paths.text(parts): Leaf.of(leaf) for parts, leaf in leaves_of(target, ())}
 
 
 def check_equal(path: str, one: Any, other: Any) -> None:

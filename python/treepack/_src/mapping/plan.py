@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from treepack._src import paths as _paths
 from treepack._src.mapping.boxes import Assembly, Part
 from treepack._src.mapping.leaves import Leaf
+from treepack._src.mapping.moving import Made
 from treepack._src.mapping.patterns import FAR, Names, Pattern, plain
 from treepack._src.mapping.rules import Rule, Side
 from treepack._src.mapping.sizes import (
@@ -28,29 +29,8 @@ from treepack._src.mapping.sizes import (
     part_of,
     solve_for,
 )
-
-
-class Made(NamedTuple):
-    """An array that a rule makes.
-
-    Attributes:
-      rule: The rule.
-      assembly: Its sources, and how they lie in it.
-      dtype: The dtype of the sources.
-      scales: The paths of the factors of the sources, or nothing.
-    """
-
-    rule: Rule
-    assembly: Assembly
-    dtype: np.dtype[Any]
-    scales: tuple[str, ...] = ()
-
-    @property
-    def tie(self) -> Any:
-        """Equal for arrays of the same elements."""
-        rule = self.rule
-        options = rule.scale, rule.add, rule.dtype, rule.block, tuple(rule.pad.items())
-        return self.assembly, options, self.scales
+from treepack._src.printable import printable, shortened
+from treepack.errors import TreepackError
 
 
 class Fault(NamedTuple):
@@ -70,6 +50,13 @@ class Fault(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.path}: {self.text}"
+
+    @staticmethod
+    def error(faults: Sequence[Fault]) -> TreepackError:
+        """Returns the error that lists all faults of a mapping."""
+        lines = "".join(f"\n  {printable(str(fault))}" for fault in faults)
+        leaves = "1 leaf" if len(faults) == 1 else f"{len(faults)} leaves"
+        return TreepackError(f"the mapping does not fit {leaves}:{lines}")
 
 
 class Plan(NamedTuple):
@@ -94,6 +81,24 @@ class Plan(NamedTuple):
     left: list[str]
     hidden: list[str]
     ruled: list[str]
+
+    def check_apart(self, is_leaf: Callable[[str], bool], there: str) -> None:
+        """Checks that no leaf is lost because another one has its path.
+
+        Args:
+          is_leaf: Whether a leaf is at a path here, as opposed to an empty container.
+          there: The other side.
+
+        Raises:
+          TreepackError: If two leaves would have one path there.
+        """
+        if hidden := [path for path in self.hidden if is_leaf(path)]:
+            raise TreepackError(
+                f"two leaves would have one path in the {there}: a rule gives the path of "
+                f"{shortened(map(printable, hidden), len(hidden))} to another leaf: add a rule for "
+                "it, or leave out all leaves without rules with treepack.Mapping(rules, "
+                "rest='skip')"
+            )
 
 
 class Planner:

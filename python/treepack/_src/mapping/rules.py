@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from treepack._src import paths as _paths
 from treepack._src.dtypes import is_float, resolve
 from treepack._src.mapping.axes import REST, Group, parse
-from treepack._src.mapping.patterns import FAR, Pattern
+from treepack._src.mapping.patterns import FAR, Names, Pattern
 
 
 class Side(NamedTuple):
@@ -115,6 +116,26 @@ class Rule:
             dtype=None,
             is_checked=scale is not None and not self.inexact,
         )
+
+    def unmatched(self, here: Iterable[str], there: Iterable[str] | None) -> str:
+        """Describes the rule, which has no match among the paths of both sides."""
+        where = "file" if self.here.is_file else "tree"
+        return f"{self.text} matches nothing in the {where}{self.near(here, there)}"
+
+    def near(self, here: Iterable[str], there: Iterable[str] | None) -> str:
+        """Returns a hint at the rule, which has no match."""
+        [ours, *_], [theirs, *_] = self.here.patterns, self.there.patterns
+
+        def fits(pattern: Pattern, paths: Iterable[str]) -> bool:
+            return any(True for _ in pattern.matches(Names(paths), above=True))
+
+        if "*" in ours.text:
+            return "; write indices in place of *, as in {'new/{i}/kernel': 'old/{i}/w'}"
+        if self.here.is_file and fits(theirs, here) and (there is None or fits(ours, there)):
+            pair = f"{ours.text!r}: {theirs.text!r}"
+            axes = "" if self.is_plain else ", with the axes of both sides exchanged"
+            return f"; keys are paths of the tree: is it {{{pair}}}{axes}?"
+        return _paths.similar(ours.text.replace(".", "/"), here)
 
 
 OPTIONS = {

@@ -12,15 +12,15 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import paths as _paths
-from treepack._src.checkpoint.mapped import Mapping, check_apart, faulty
-from treepack._src.checkpoint.moving import Source, assembled
 from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.checkpoint.select import ends_of
 from treepack._src.formats import Leaves
 from treepack._src.interop import jax as _jax
 from treepack._src.mapping.boxes import shared
-from treepack._src.mapping.leaves import check_equal, outlined
-from treepack._src.mapping.plan import Made
+from treepack._src.mapping.leaves import Leaf, check_equal
+from treepack._src.mapping.moving import Made, Source
+from treepack._src.mapping.plan import Fault
+from treepack._src.mapping.ruleset import RuleSet
 from treepack._src.printable import printable, shortened, warn
 from treepack._src.pytree.leaves import host_view, shards_of
 from treepack._src.pytree.state_dict import leaves_of
@@ -42,11 +42,11 @@ def mapped_leaves(tree: Any, mapping: Any, *, snapshot: bool) -> Leaves:
     leaves = {_paths.text(parts): leaf for parts, leaf in leaves_of(tree, ())}
     empty = (_paths.text(parts) for parts, is_leaf in ends_of(tree) if not is_leaf)
     leaves |= {path: {} for path in empty if path not in leaves}
-    here = {path: outlined(leaf) for path, leaf in leaves.items()}
-    plan = Mapping.of(mapping).inverse().plan(here, None)
+    here = {path: Leaf.of(leaf) for path, leaf in leaves.items()}
+    plan = RuleSet.of(mapping).inverse().plan(here, None)
     if plan.faults:
-        raise faulty(plan.faults)
-    check_apart([path for path in plan.hidden if not isinstance(leaves[path], dict)], "file")
+        raise Fault.error(plan.faults)
+    plan.check_apart(lambda path: not isinstance(leaves[path], dict), "file")
     if plan.unused:
         rules = (printable(rule.text) for rule in plan.unused)
         warn(f"the tree has no leaf for {shortened(rules, len(plan.unused))}")
@@ -71,7 +71,7 @@ def mapped_leaves(tree: Any, mapping: Any, *, snapshot: bool) -> Leaves:
 
 
 class _Sources:
-    """The arrays of a tree, as `fill` takes them."""
+    """The arrays of a tree, as `Made.fill` takes them."""
 
     def __init__(self, leaves: dict[str, Any], snapshot: bool):
         """Keeps a copy of arrays of NumPy with `snapshot`."""
@@ -96,7 +96,7 @@ class _Sources:
             array = self._held[paths[at]]
             return Source(array._now() if isinstance(array, Deferred) else array)
 
-        return assembled(made, source, path=path)
+        return made.assembled(source, path=path)
 
 
 class _Tensor(Held):
@@ -174,7 +174,7 @@ class _OnDevices:
     def view(self) -> None:
         """Returns `None`: the elements are not in the memory of the host."""
 
-    def ranges(self, bounds: Any) -> Iterator[Any]:
+    def ahead(self, index: Sequence[slice]) -> Iterator[Any]:
         """Yields nothing: no file is read."""
         return iter(())
 

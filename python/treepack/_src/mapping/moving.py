@@ -16,10 +16,9 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
-from treepack._src.checkpoint.reader import bounds_of
-from treepack._src.mapping.boxes import Part, box_of, joined, windows
-from treepack._src.mapping.plan import Made
+from treepack._src.mapping.boxes import Assembly, Part, box_of, joined, windows
 from treepack._src.mapping.pointwise import apply
+from treepack._src.mapping.rules import Rule
 from treepack._src.storage.fetch import Blocks, Range, fetching
 from treepack._src.storage.memory import copy
 from treepack._src.tasks import run
@@ -36,7 +35,7 @@ class Source(NamedTuple):
     """An array of which others are made.
 
     Attributes:
-      array: A `LazyArray`, or another array with its `view`, `ranges` and `read_to`.
+      array: A `LazyArray`, or another array with its `view`, `ahead` and `read_to`.
       scales: Returns the factors of its blocks.
     """
 
@@ -44,75 +43,78 @@ class Source(NamedTuple):
     scales: Callable[[], np.ndarray | None] = lambda: None
 
 
-def fill(
-    made: Made,
-    source: Callable[[int], Source],
-    box: Sequence[range],
-    target: np.ndarray,
-    *,
-    path: str,
-    threads: int | None = None,
-) -> None:
-    """Reads a box of an array that a rule makes.
+class Made(NamedTuple):
+    """An array that a rule makes.
 
-    Args:
-      made: The array.
-      source: Returns a source by its number.
-      box: The indices in each dimension.
-      target: An array of the shape of the box, or a view of a part of one.
-      path: The path of the array, for errors.
-      threads: The maximum number of threads.
+    Attributes:
+      rule: The rule.
+      assembly: Its sources, and how they lie in it.
+      dtype: The dtype of the sources.
+      scales: The paths of the factors of the sources, or nothing.
     """
-    if target.size == 0:
-        return
-    if made.rule.pad:
-        target[...] = 0
-    listed = [*steps(made, source, box, target)]
-    with fetching(each for step in listed for each in step.ahead()):
-        if made.rule.is_pointwise and _are_apart(listed):  # moves are no faster in threads
-            run(
-                [functools.partial(step.run, path, 1) for step in listed],
-                core.thread_count(threads),
-            )
+
+    rule: Rule
+    assembly: Assembly
+    dtype: np.dtype[Any]
+    scales: tuple[str, ...] = ()
+
+    @property
+    def tie(self) -> Any:
+        """Equal for arrays of the same elements."""
+        rule = self.rule
+        options = rule.scale, rule.add, rule.dtype, rule.block, tuple(rule.pad.items())
+        return self.assembly, options, self.scales
+
+    def fill(
+        self,
+        source: Callable[[int], Source],
+        box: Sequence[range],
+        target: np.ndarray,
+        *,
+        path: str,
+        threads: int | None = None,
+    ) -> None:
+        """Reads a box of the array.
+
+        Args:
+          source: Returns a source by its number.
+          box: The indices in each dimension.
+          target: An array of the shape of the box, or a view of a part of one.
+          path: The path of the array, for errors.
+          threads: The maximum number of threads.
+        """
+        if target.size == 0:
             return
-        for step in listed:
-            step.run(path, threads)
+        if self.rule.pad:
+            target[...] = 0
+        listed = [*self.steps(source, box, target)]
+        with fetching(each for step in listed for each in step.ahead()):
+            if self.rule.is_pointwise and _are_apart(listed):  # moves are no faster in threads
+                run(
+                    [functools.partial(step.run, path, 1) for step in listed],
+                    core.thread_count(threads),
+                )
+                return
+            for step in listed:
+                step.run(path, threads)
 
+    def assembled(self, source: Callable[[int], Source], *, path: str) -> np.ndarray:
+        """Returns the whole array; see `fill`."""
+        array = np.empty(self.assembly.result.shape, self.dtype)
+        self.fill(source, [range(size) for size in array.shape], array, path=path)
+        return array
 
-def assembled(made: Made, source: Callable[[int], Source], *, path: str) -> np.ndarray:
-    """Returns the whole array that a rule makes; see `fill`."""
-    array = np.empty(made.assembly.result.shape, made.dtype)
-    fill(made, source, [range(size) for size in array.shape], array, path=path)
-    return array
-
-
-def _are_apart(listed: Sequence[Step]) -> bool:
-    """Returns whether threads should take steps: small ones, each in memory of its own.
-
-    While the core writes a place, nothing else may write between its elements.
-    """
-    sizes = [step.place.nbytes for step in listed]
-    if len(sizes) < 2 or sum(sizes) < _SHARED_BYTES or max(sizes) >= _SHARED_BYTES:
-        return False
-    extents = sorted(np.lib.array_utils.byte_bounds(step.place) for step in listed)
-    return all(one[1] <= other[0] for one, other in itertools.pairwise(extents))
-
-
-# The size at which the core divides one step between threads.
-_SHARED_BYTES = 4 << 20
-
-
-def steps(
-    made: Made, source: Callable[[int], Source], box: Sequence[range], target: np.ndarray
-) -> Iterator[Step]:
-    """Yields the parts of sources that a box needs, each small enough to be moved at a time."""
-    most, itemsize = WINDOW_BYTES, made.dtype.itemsize
-    for piece in made.assembly.pieces(box, target):
-        one, part = source(piece.source), made.assembly.kind(piece.source)
-        view = one.array.view()
-        in_place = view is not None and made.rule.scales is None
-        for ranges, place in windows(piece, part, itemsize, most, in_place=in_place):
-            yield Step(made, one, part, view, ranges, place)
+    def steps(
+        self, source: Callable[[int], Source], box: Sequence[range], target: np.ndarray
+    ) -> Iterator[Step]:
+        """Yields the parts of sources that a box needs, each small enough to be moved at a time."""
+        most, itemsize = WINDOW_BYTES, self.dtype.itemsize
+        for piece in self.assembly.pieces(box, target):
+            one, part = source(piece.source), self.assembly.kind(piece.source)
+            view = one.array.view()
+            in_place = view is not None and self.rule.scales is None
+            for ranges, place in windows(piece, part, itemsize, most, in_place=in_place):
+                yield Step(self, one, part, view, ranges, place)
 
 
 class Step(NamedTuple):
@@ -128,7 +130,8 @@ class Step(NamedTuple):
     def ahead(self) -> Iterator[tuple[Blocks, Range]]:
         """Yields the ranges of a remote file that it will read."""
         if self.view is None:
-            yield from self.source.array.ranges(bounds_of(box_of(self.part, self.ranges)))
+            box = box_of(self.part, self.ranges)
+            yield from self.source.array.ahead([slice(it.start, it.stop, it.step) for it in box])
 
     def run(self, path: str, threads: int | None) -> None:
         """Reads and moves it."""
@@ -216,6 +219,22 @@ class Step(NamedTuple):
         )
         if direct is None:
             copy(result.reshape(place.shape), place, threads=threads)
+
+
+def _are_apart(listed: Sequence[Step]) -> bool:
+    """Returns whether threads should take steps: small ones, each in memory of its own.
+
+    While the core writes a place, nothing else may write between its elements.
+    """
+    sizes = [step.place.nbytes for step in listed]
+    if len(sizes) < 2 or sum(sizes) < _SHARED_BYTES or max(sizes) >= _SHARED_BYTES:
+        return False
+    extents = sorted(np.lib.array_utils.byte_bounds(step.place) for step in listed)
+    return all(one[1] <= other[0] for one, other in itertools.pairwise(extents))
+
+
+# The size at which the core divides one step between threads.
+_SHARED_BYTES = 4 << 20
 
 
 class RowBlocks:
