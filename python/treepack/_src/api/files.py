@@ -20,7 +20,7 @@ from treepack._src.checkpoint.select import chosen
 from treepack._src.checkpoint.sharded import unless_replaced
 from treepack._src.checkpoint.shards import warn_of_part
 from treepack._src.formats import SEPARATOR, Format, Leaves, Write
-from treepack._src.formats.exchange import Alone, Exchange, Rearranged, exchange_of, room_of
+from treepack._src.formats.exchange import Alone, exchange_of, room_of
 from treepack._src.formats.named import named, nested
 from treepack._src.options import (
     Export,
@@ -45,7 +45,7 @@ from treepack._src.saving.copying import Copy
 from treepack._src.saving.directory import interrupted
 from treepack._src.saving.layout import base_of, file_layout, state_layout
 from treepack._src.saving.mapped import mapped_leaves
-from treepack._src.saving.sharded import ShardedWrite, is_distributed
+from treepack._src.saving.sharded import is_distributed
 from treepack._src.storage.address import Address, Location
 from treepack._src.storage.content import Openable, content_of, downloaded, is_source
 from treepack._src.storage.naming import naming
@@ -232,11 +232,7 @@ def save(
     if saved.mapping is not None:
         exchange, tree = _mapped(room_of(place), tree, saved, writing.threads, snapshot=background)
     if saved.sharded:
-        together: ShardedWrite | Rearranged
-        if isinstance(exchange, Exchange):
-            together = Rearranged(place, tree, saved, writing, exchange)
-        else:
-            together = ShardedWrite(place, tree, saved, writing, snapshot=background)
+        together = exchange.sharded(place, tree, saved, writing, snapshot=background)
         return run(
             place,
             together,

@@ -89,6 +89,12 @@ class Alone:
     def abandon(self, error: BaseException) -> None:
         """Sends an error to all others, unless `opened` does: this process will not save."""
 
+    def sharded(
+        self, path: Address, tree: Any, saved: Saved, writing: Writing, *, snapshot: bool
+    ) -> ShardedWrite | Rearranged:
+        """Returns the save of a tree, in the layout of the files, to a sharded directory."""
+        return ShardedWrite(path, tree, saved, writing, snapshot=snapshot)
+
     def opened(self, tell: Tell | None, after: int) -> contextlib.AbstractContextManager[None]:
         """Exchanges the shards; within the block, arrays can be read.
 
@@ -216,6 +222,11 @@ class Exchange(Alone):
         finally:
             if self.index == 0:
                 remove_shards(self._directory)
+
+    def sharded(
+        self, path: Address, tree: Any, saved: Saved, writing: Writing, *, snapshot: bool
+    ) -> Rearranged:
+        return Rearranged(path, tree, saved, writing, self)
 
     def further(self) -> Group:
         """Returns a round of messages within the block of `opened`."""
