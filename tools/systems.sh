@@ -21,12 +21,17 @@ check_targets() {
   fi
   export PATH="$PWD/.venv/zig/bin:$PATH" PYO3_CROSS_PYTHON_VERSION=3.11
   for triple in $targets; do
-    for what in '--lib' '--all-targets --features python,bench'; do
-      echo "$triple: $what"
-      # shellcheck disable=SC2086
-      cargo-zigbuild clippy --quiet --target "$triple" $what -- -D warnings
-    done
+    # Of a target that is named, as by `make test-all`, one configuration; of all, as at night, both.
+    test $# -gt 0 || lint "$triple" --lib
+    lint "$triple" --all-targets --features python,bench
   done
+}
+
+lint() {
+  triple=$1
+  shift
+  echo "$triple: $*"
+  cargo-zigbuild clippy --quiet --target "$triple" "$@" -- -D warnings
 }
 
 aarch64() {
