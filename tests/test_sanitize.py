@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import tiers
+
 ROOT = Path(__file__).parents[1]
 SCRIPT = (ROOT / "tools" / "sanitize.sh").read_text(encoding="utf-8")
 PROGRAM = [sys.executable, str(ROOT / "tools" / "sanitize.py"), "--reports", "reports"]
@@ -58,11 +60,14 @@ def test_the_run_tests_are_reported_if_nothing_was_found(
 
 @pytest.mark.campaign
 @pytest.mark.skipif(not shutil.which("valgrind"), reason="needs valgrind")
-def test_uninitialised_bytes_are_reported_when_they_are_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", tiers.either([], [], nightly=["--uninitialized"]))
+def test_uninitialised_bytes_are_reported_when_they_are_written(
+    option: str, tmp_path: Path
+) -> None:
     """Only those of the array that was never set, which another process writes."""
     about = ["--about", r"_core\.abi3|points to uninitialised"]
     valgrind = ["valgrind", "--quiet", "--log-file=reports/%p", sys.executable]
-    written = [str(ROOT / "tests" / "support" / "written.py"), "--uninitialized"]
+    written = [str(ROOT / "tests" / "support" / "written.py"), option]
     environment = {**os.environ, "PYTHONMALLOC": "malloc", "PYTHONPATH": str(ROOT / "python")}
     ended = subprocess.run(
         [*PROGRAM, *about, "name", *valgrind, *written],

@@ -269,8 +269,9 @@ def test_chunks_of_any_size(size: float, chunk_size: Any):
 
 
 @pytest.mark.campaign
-def test_an_array_over_one_gib():
-    array = np.arange(2**27 + 1000, dtype=np.float64)  # 1 GiB and 8 kB
+@pytest.mark.parametrize("more", tiers.either([], [], nightly=[1000]))
+def test_an_array_over_one_gib(more: int):
+    array = np.arange(2**27 + more, dtype=np.float64)
     encoded = treepack.serialization.to_bytes({"big": array})
     restored = treepack.serialization.msgpack_restore(encoded)["big"]
     assert np.array_equal(restored, array)

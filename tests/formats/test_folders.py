@@ -218,7 +218,7 @@ def passes(env: dict[str, str], *args: object) -> None:
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("folder", tiers.either([], ["npy", "safetensors"], nightly=FOLDERS))
+@pytest.mark.parametrize("folder", tiers.either([], ["safetensors"], nightly=FOLDERS))
 def test_all_else_works_without_one(folder: str, tmp_path: Path) -> None:
     """Runs the promises of other forms, and tests of flax's format and of commands."""
     files = [TESTS / "dropin" / "test_semantics_wire.py", TESTS / "cli" / "test_inspecting.py"]

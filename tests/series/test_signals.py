@@ -60,7 +60,7 @@ files = ("series/series.py", "series/writing.py", "runs/steps.py", "saving/backg
          "saving/checkpoints.py", "_src/tasks.py", "saving/lease.py", "saving/directory.py")
 fast = ("series/fast.py", *files)
 files = {"sharded": files[:3], "fast": fast}.get(kind, files)
-at_each_step(files, works, handler, 1 if nightly else 9)
+at_each_step(files, works, handler, 1 if nightly else 19)
 print("steps", now)
 """
 )
