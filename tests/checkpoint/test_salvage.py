@@ -411,7 +411,7 @@ def test_leaves_without_damage_are_salvaged(in_memory: Path, name: str) -> None:
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", tiers.some(FORMS))
 def test_leaves_without_damage_are_salvaged_wherever_it_is(in_memory: Path, name: str) -> None:
     """All sectors are zeroed, and at night all bytes of small files flipped."""
     for case in _cases(in_memory, name):

@@ -116,7 +116,7 @@ FEATURES = {
                 },
             }
         },
-        "step or version or Series or Subscriber",
+        "step or version or Series or Subscriber or link",
     ),
     "obstore": Feature(
         ("_src/storage/objects.py",),

@@ -169,7 +169,7 @@ def read_interrupted(kind: str, folder: Path) -> None:
 @is_traced
 @pytest.mark.parametrize("kind", WRITES)
 def test_an_interrupted_call_of_a_save_is_made_again(kind: str, in_memory: Path) -> None:
-    stride = tiers.either(5, 5 if kind.startswith("run ") else 3, nightly=1)
+    stride = tiers.either(7, 7, nightly=1)
     print(
         run(
             __name__, f"write_interrupted({kind!r}, pathlib.Path(sys.argv[1]), {stride})", in_memory

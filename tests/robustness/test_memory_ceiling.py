@@ -125,7 +125,8 @@ LARGE_MIB = 288
 SAVED = ["file", "sharded", "background", "NumPy", "gzip", "numbers", "devices", "safetensors"]
 LOADED = [*SAVED, "cast"]
 QUICK = [(SAVES, "file"), (LOADS, "sharded")]
-CASES = [(SAVES, kind) for kind in SAVED] + [(LOADS, kind) for kind in LOADED]
+ALL = [(SAVES, kind) for kind in SAVED] + [(LOADS, kind) for kind in LOADED]
+CASES = [*dict.fromkeys([*QUICK, *tiers.some(ALL)])]
 
 
 def check(

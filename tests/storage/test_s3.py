@@ -528,8 +528,11 @@ print("ended", flush=True)
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize(("sharded", "mib"), [(False, 3), (False, 13), (True, 3)])
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(
+    ("sharded", "mib", "after"),
+    tiers.some(itertools.product([False], [13, 3], [False, True]), 3)
+    + tiers.some(itertools.product([True], [3], [False, True])),
+)
 def test_kills_leave_the_old_or_the_new(
     server: s3.Server, sharded: bool, mib: int, after: bool
 ) -> None:

@@ -39,6 +39,12 @@ def either(quick: Any, every: Any, nightly: Any = None) -> Any:
     return every if count >= EXAMPLES["all"] else quick
 
 
+def some(values: Iterable[Any], step: int = 2) -> list[Any]:
+    """Returns all values at night, otherwise each `step`-th one."""
+    values = [*values]
+    return list(either(values[::step], values[::step], nightly=values))
+
+
 def params(
     values: Iterable[Any], *, quick: int | set[Any] = 1, is_tuple: bool = False
 ) -> list[Any]:
