@@ -98,15 +98,16 @@ def test_saves_do_not_wait_for_what_only_last_keeps(
 def test_saves_wait_for_what_a_rule_keeps(
     tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch, keep: Keep | None
 ) -> None:
-    original, waits = fast_module.wait_at, threading.Event()
+    run, waits = run_at(tmp_path, keep=keep), threading.Event()
+    line = run._fast._line  # type: ignore[union-attr]
+    original = line.wait
 
-    def wait_at(place: Any, until: Any = None) -> None:
+    def wait(until: Any = None) -> None:
         if until is None:
             waits.set()
-        original(place, until)
+        original(until)
 
-    monkeypatch.setattr(fast_module, "wait_at", wait_at)
-    run = run_at(tmp_path, keep=keep)
+    monkeypatch.setattr(line, "wait", wait)
     save(run, 0, 2, 4)
     gate.has_come.wait()
     assert not waits.is_set()
@@ -147,14 +148,14 @@ def test_errors_of_copies_are_warnings_of_later_saves(
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # it is known
         save(run, 2)
-    fast_module.wait_at(run._fast._place)  # type: ignore[union-attr]
+    run._fast._line.wait()  # type: ignore[union-attr]
     with pytest.warns(
         UserWarning, match=r"fast could not be copied to .*run: OSError.*later saves try again"
     ):
         save(run, 3)
     check(run, 3)
     for step in range(4, 9):
-        fast_module.wait_at(run._fast._place)  # type: ignore[union-attr]
+        run._fast._line.wait()  # type: ignore[union-attr]
         with pytest.warns(UserWarning, match="could not be copied"):
             save(run, step)
         assert len(steps_in(tmp_path / "fast")) <= 3

@@ -262,83 +262,107 @@ if hasattr(os, "register_at_fork"):
 
 
 def run(
-    path: Address,
-    write: Write,
-    progress: Progress,
-    *,
-    background: bool,
-    place: Hashable = None,
-    at_once: bool = False,
-    abandon: Callable[[BaseException], object] | None = None,
+    path: Address, write: Write, progress: Progress, *, background: bool, **options: Any
 ) -> Saving | None:
-    """Calls `write` now, or in a thread, after earlier work at the same place.
-
-    Args:
-      path: The path of the save.
-      write: Writes everything.
-      progress: See `save`.
-      background: Whether to call `write` in a thread, and return a `Saving`.
-      place: The place, by default the path.
-      at_once: Whether to call it before this returns even if `background`.
-      abandon: Called with the error if no thread can be started; `write` is never called then.
-    """
-    if not background:
-        # For saves that a signal handler began since the call of `save`.
-        if place is None:
-            wait_for(path)
-        else:
-            wait_at(place)
-        write(progress)
-        return None
-    saving = Saving(path, write, progress)
-    del write  # so that no reference remains after the call
-    begin(place or path.real(), saving, at_once=at_once, abandon=abandon)
-    return saving
-
-
-def begin(
-    place: Hashable,
-    future: LoggedFuture[Any],
-    *,
-    at_once: bool = False,
-    waits: bool = True,
-    abandon: Callable[[BaseException], object] | None = None,
-) -> None:
-    """Begins the work of a future in a thread, after earlier work at the same place.
-
-    See `run` for `at_once` and `abandon`. Without `waits`, the work itself waits for the earlier
-    work, by `wait_at`.
-    """
-    try:
-        _under_way[future] = place
-        if waits:
-            wait_at(place, future)
-        if at_once:
-            future.attempt()
-        else:
-            _start(future)
-    except BaseException as error:
-        # An interrupt may arrive after it has begun.
-        if future.give_up(error) and abandon is not None:
-            abandon(error)
-        raise
+    """Calls `write` now, or in a thread, after earlier saves to the path; see `OneByOne.run`."""
+    if background:
+        line = OneByOne(path.real())
+        return line.run(path, write, progress, background=True, **options)
+    wait_for(path)  # for saves that a signal handler began since the call of `save`
+    write(progress)
+    return None
 
 
 class OneByOne(Executor):
-    """Does one task after another, each in a thread; a signal handler may submit one as well."""
+    """Does one work after another; a signal handler may begin one as well."""
+
+    def __init__(self, *place: Hashable):
+        """Takes the place: objects with an equal one share their order. By default it is unique."""
+        self._place: Hashable = place or self
+
+    def run(
+        self,
+        path: Address,
+        write: Write,
+        progress: Progress,
+        *,
+        background: bool,
+        at_once: bool = False,
+        abandon: Callable[[BaseException], object] | None = None,
+    ) -> Saving | None:
+        """Calls `write` now, or in a thread, after earlier work.
+
+        Args:
+          path: The path of the save.
+          write: Writes everything.
+          progress: See `save`.
+          background: Whether to call `write` in a thread, and return a `Saving`.
+          at_once: Whether to call it before this returns even if `background`.
+          abandon: Called with the error if no thread can be started; `write` is never called then.
+        """
+        if not background:
+            self.wait()  # for saves that a signal handler began since the call of `save`
+            write(progress)
+            return None
+        saving = Saving(path, write, progress)
+        del write  # so that no reference remains after the call
+        self._begin(saving, at_once=at_once, abandon=abandon)
+        return saving
+
+    def later(self, path: Address, work: Callable[[], None]) -> Saving:
+        """Begins work in a thread, which there waits for earlier work; `path` is for messages."""
+
+        def write(_: Progress) -> None:
+            self.wait(saving)
+            work()
+
+        saving = Saving(path, write, None)
+        self._begin(saving, waits=False)
+        return saving
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> LoggedFuture[T]:
         """Begins a task as soon as the one before has ended."""
         work = functools.partial(fn, *args, **kwargs)
         future = LoggedFuture("a checkpoint in the background", work)
-        begin(self, future)
+        self._begin(future)
         return future
+
+    def _begin(
+        self,
+        future: LoggedFuture[Any],
+        *,
+        at_once: bool = False,
+        waits: bool = True,
+        abandon: Callable[[BaseException], object] | None = None,
+    ) -> None:
+        try:
+            _under_way[future] = self._place
+            if waits:
+                self.wait(future)
+            if at_once:
+                future.attempt()
+            else:
+                _start(future)
+        except BaseException as error:
+            # An interrupt may arrive after it has begun.
+            if future.give_up(error) and abandon is not None:
+                abandon(error)
+            raise
+
+    def wait(self, until: LoggedFuture[Any] | None = None) -> None:
+        """Waits for all work; with `until`, only for work that began before it."""
+        place = self._place
+        for future, its_place in _under_way.copy().items():
+            if future is until:
+                break
+            if its_place == place:
+                future.wait()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Waits for all tasks."""
         del cancel_futures  # all have begun
         if wait:
-            wait_at(self)
+            self.wait()
 
 
 def _start(future: LoggedFuture[Any]) -> None:
@@ -387,13 +411,4 @@ def wait_for(path: Address) -> None:
     """Waits until current saves to a path have ended."""
     path.absolute()  # raises if the working directory was removed
     if _under_way:  # to resolve links takes as long as to save a small file
-        wait_at(path.real())
-
-
-def wait_at(place: Hashable, until: LoggedFuture[Any] | None = None) -> None:
-    """Waits for the work at a place; with `until`, only for work that began before it."""
-    for future, its_place in _under_way.copy().items():
-        if future is until:
-            break
-        if its_place == place:
-            future.wait()
+        OneByOne(path.real()).wait()

@@ -17,6 +17,7 @@ import functools
 import math
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ from treepack._src.options import Progress
 from treepack._src.printable import warn
 from treepack._src.runs.contents import Summary, is_damage, opened
 from treepack._src.runs.steps import Folder
-from treepack._src.saving.background import LoggedFuture, begin, wait_at
+from treepack._src.saving.background import OneByOne, Saving
 from treepack._src.saving.checkpoints import copy_checkpoint
 from treepack._src.series.keep import Keep
 from treepack._src.series.writing import (
@@ -45,16 +46,6 @@ FILE = "fast.treepack"
 _MOST = 2
 
 
-class _Copying(LoggedFuture[None]):
-    """Copies to the durable directory, in a thread.
-
-    Attributes:
-      has_looked: Whether it may miss checkpoints that are committed from now on.
-    """
-
-    has_looked = False
-
-
 class Fast:
     """The fast tier of a series.
 
@@ -65,8 +56,9 @@ class Fast:
     def __init__(self, folder: Folder, durable: Checkpoints, keep: Keep | None):
         self.checkpoints = Checkpoints(folder)
         self._durable, self._keep = durable, keep
-        self._place = "copies", durable.folder.real
-        self._copies: list[_Copying] = []
+        self._line = OneByOne("copies", durable.folder.real)
+        # The copies, each with whether it may miss checkpoints that are committed from now on.
+        self._copies: list[tuple[Saving, threading.Event]] = []
         self._run: bytes | None = None  # the random name of the run, once it is known
         self._saved = self._copied = -1  # the last step that was saved here, and that was copied
 
@@ -161,11 +153,13 @@ class Fast:
                 self._begin()
 
     def _begin(self) -> None:
-        if any(not copying.has_looked and not copying.done() for copying in self._copies):
+        if any(
+            not has_looked.is_set() and not copying.done() for copying, has_looked in self._copies
+        ):
             return
-        copying = _Copying(self._durable.folder.directory.shown, lambda: self._copy_all(copying))
-        begin(self._place, copying, waits=False)
-        self._copies.append(copying)
+        has_looked = threading.Event()
+        work = functools.partial(self._copy_all, has_looked)
+        self._copies.append((self._line.later(self._durable.folder.directory, work), has_looked))
 
     def finish(self) -> None:
         """Waits until all checkpoints are copied.
@@ -175,7 +169,7 @@ class Fast:
         """
         if self.checkpoints.steps():
             self._begin()
-        wait_at(self._place)
+        self._line.wait()
         copies = self._take(are_done=False)
         for copying in copies[:-1]:
             copying.exception()  # the last has tried again
@@ -191,20 +185,19 @@ class Fast:
                     f"{copying.exception()!r}; later saves try again"
                 )
 
-    def _take(self, *, are_done: bool) -> list[_Copying]:
+    def _take(self, *, are_done: bool) -> list[Saving]:
         """Removes and returns the tasks that copy: all, or those that have ended."""
         taken = []
-        for copying in [*self._copies]:
-            if copying.done() or not are_done:
+        for pair in [*self._copies]:
+            if pair[0].done() or not are_done:
                 with contextlib.suppress(ValueError):  # another thread took it
-                    self._copies.remove(copying)
-                    taken.append(copying)
+                    self._copies.remove(pair)
+                    taken.append(pair[0])
         return taken
 
-    def _copy_all(self, copying: _Copying) -> None:
+    def _copy_all(self, has_looked: threading.Event) -> None:
         """Copies the uncopied checkpoints, the oldest first, and removes old ones."""
-        wait_at(self._place, copying)
-        copying.has_looked = True
+        has_looked.set()
         self.check(bind=self._run is not None, afresh=True)
         tried: set[tuple[int, float | None]] = set()
         errors: list[BaseException] = []
@@ -327,7 +320,7 @@ class Fast:
                 return
             if not is_first:
                 self.begin_copying()
-                wait_at(self._place)
+                self._line.wait()
             with contextlib.suppress(OSError, TreepackError):  # of the durable directory
                 self._tidy(protected=1)
         if self._has_room():

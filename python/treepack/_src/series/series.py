@@ -26,7 +26,7 @@ from treepack._src.options import (
 from treepack._src.printable import warn
 from treepack._src.runs.contents import describe, opened
 from treepack._src.runs.steps import Folder, checked
-from treepack._src.saving.background import Saving, run, wait_at
+from treepack._src.saving.background import OneByOne, Saving
 from treepack._src.saving.linking import Linking
 from treepack._src.series.fast import Fast
 from treepack._src.series.intervals import Intervals
@@ -126,7 +126,7 @@ class Series(Hinting):
         self.skipped: list[tuple[int, BaseException]] = []
         self.local: Any = None
         self._checkpoints = durable = Checkpoints(folder)
-        self._place = "series", folder.real
+        self._saves = OneByOne("series", folder.real)
         self._keep, self._sharded, self._timeout = keep, sharded, timeout
         self._linking = linking
         if linking is not None:
@@ -230,11 +230,10 @@ class Series(Hinting):
         commit.prepare(state, writing, snapshot=background)
         commit.then = self._intervals.restart()
         write = commit if self._fast is None else functools.partial(self._fast.save, commit)
-        saving = self._last = run(
+        saving = self._last = self._saves.run(
             self._first.path(step),
             write,
             options.get("progress"),
-            place=self._place,
             background=background,
             # What this thread has interrupted ends only after this.
             at_once=self._first.folder.is_interrupted,
@@ -285,7 +284,7 @@ class Series(Hinting):
         if verify not in ("manifest", "all"):
             raise ValueError(f"verify must be 'manifest' or 'all', got {verify!r:.100}")
         check("max_size", max_size)
-        wait_at(self._place)
+        self._saves.wait()
         self._check_processes()
         resuming = Resuming(
             checkpoints=self._checkpoints,
@@ -468,7 +467,7 @@ class Series(Hinting):
         Raises:
           Exception: The error of the last save, or of the copy.
         """
-        wait_at(self._place)
+        self._saves.wait()
         if self._fast is not None:
             self._fast.finish()
         if (last := self._last) is not None:
@@ -488,7 +487,7 @@ class Series(Hinting):
 
     def _wait(self) -> None:
         """Waits for the previous save, and warns of its error unless it was retrieved."""
-        wait_at(self._place)
+        self._saves.wait()
         last, self._last = self._last, None
         if last is not None and last.has_unretrieved_error:
             warn(f"{last.name} was not saved: {last.exception()!r}; the next save goes on")
@@ -519,7 +518,7 @@ class Series(Hinting):
 
     def _check_existing(self, step: int) -> None:
         """Checks that there is a checkpoint of a step, once saves have ended."""
-        wait_at(self._place)
+        self._saves.wait()
         steps = self.steps()
         if _checked(step) not in steps:
             folder = self._checkpoints.folder.directory.shown
