@@ -19,10 +19,10 @@ import pytest
 import treepack
 from treepack import serialization
 from treepack._src.interop.group import Group, _Rounds
-from treepack._src.options import Selection
 from treepack._src.pytree import handlers
 from treepack._src.pytree.containers import NAMEDTUPLE
 from treepack._src.registry import names, nodes, unregistered
+from treepack._src.runs.versions import Versions
 from treepack._src.saving.directory import RemoteDirectory, interrupted
 from treepack._src.series import publishing
 from treepack._src.storage.address import Address
@@ -244,23 +244,24 @@ def test_threads_share_a_subscriber(tmp_path: Path) -> None:
     assert subscriber.latest() == (ROUNDS, {"v": ROUNDS})
 
 
+@pytest.mark.parametrize(("owner", "name"), [(Versions, "loaded"), (publishing, "load")])
 def test_a_subscriber_returns_number_and_tree_of_one_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
 ) -> None:
     publisher, subscriber = treepack.Publisher(tmp_path), treepack.Subscriber(tmp_path)
     publisher.push({"v": 1}, version=1)
     found: list[tuple[int, Any]] = []
     numbers = iter([2, 3])
 
-    class Meanwhile(Selection):
-        @classmethod
-        def of(cls, options: Any) -> Selection:
-            for number in numbers:  # as another thread, wherever options are read
-                publisher.push({"v": number}, version=number)
-                found.append(subscriber.latest())
-            return Selection.of(options)
+    original = getattr(owner, name)
 
-    monkeypatch.setattr(publishing, "Selection", Meanwhile)
+    def meanwhile(*args: Any, **options: Any) -> Any:
+        for number in numbers:  # as another thread, before and after the version is read
+            publisher.push({"v": number}, version=number)
+            found.append(subscriber.latest())
+        return original(*args, **options)
+
+    monkeypatch.setattr(owner, name, meanwhile)
     found.append(subscriber.latest())
     assert found == [(version, {"v": version}) for version, _ in found]
     assert "version 3 received" in repr(subscriber)

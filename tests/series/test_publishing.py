@@ -20,8 +20,7 @@ import pytest
 import tiers
 import treepack
 from support import s3
-from treepack._src.series import publishing
-from treepack._src.series.published import HEAD
+from treepack._src.runs.versions import HEAD, Versions
 from treepack._src.storage.address import Address
 from trees import assert_same
 
@@ -281,15 +280,15 @@ def test_a_subscriber_whose_objects_go_reads_the_head_again(
 ) -> None:
     publisher, subscriber = treepack.Publisher(where, anchor_every=1), treepack.Subscriber(where)
     publisher.push(policy(0), version=0)
-    assembled = publishing.Head.assembled
+    loaded = Versions.loaded
 
     def late(*args: Any) -> Any:
-        monkeypatch.setattr(publishing.Head, "assembled", assembled)
+        monkeypatch.setattr(Versions, "loaded", loaded)
         for version in range(1, 4):
             publisher.push(policy(version), version=version)
-        return assembled(*args)
+        return loaded(*args)
 
-    monkeypatch.setattr(publishing.Head, "assembled", late)
+    monkeypatch.setattr(Versions, "loaded", late)
     check(subscriber, 3)
 
 

@@ -281,12 +281,13 @@ def check_in_time(is_late: Callable[[], bool] = sys.is_finalizing) -> None:
         )
 
 
-def takes(types: Any = None, **defaults: Any) -> Callable[[V], V]:
+def takes(types: Any = None, *, early: bool | None = False, **defaults: Any) -> Callable[[V], V]:
     """Gives a verb a signature, each option for `**options` and no `*_more`, and checks names.
 
     Args:
       types: The `TypedDict` of the options, if there are any. They have the defaults of the
         dataclasses below, or else `None`.
+      early: Whether values are checked as well: by a verb that may find nothing to read.
       defaults: Other defaults.
     """
     types = getattr(types, "__annotations__", {})
@@ -311,6 +312,10 @@ def takes(types: Any = None, **defaults: Any) -> Callable[[V], V]:
                 check_now()
             if options and not names.issuperset(options):
                 check_known(checked, options)
+            if early and options:
+                values = {name: options[name] for name in options if name in types}
+                for kind in kinds:
+                    kind.of(values)
             try:
                 return verb(*args, **options)
             except TypeError as error:

@@ -1,1 +1,1 @@
-"""Directories of checkpoints by steps: their names, metadata and removal."""
+"""Directories of checkpoints by steps, and of published versions: names, metadata, removal."""

@@ -4,36 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import secrets
 import time
 from typing import Any, Never, Unpack
 
-import treepack._core as core
-from treepack._src.checkpoint.file import open
-from treepack._src.checkpoint.load import restore_described
+from treepack._src.api.files import load
 from treepack._src.elsewhere import Hinting, advised
-from treepack._src.options import (
-    ChoiceOptions,
-    Reading,
-    Selection,
-    Static,
-    StorageOptions,
-    Template,
-    check,
-    check_in_time,
-    takes,
-)
+from treepack._src.options import ChoiceOptions, Static, StorageOptions, Template, check, takes
 from treepack._src.printable import warn
-from treepack._src.runs.objects import Objects, sum_of
 from treepack._src.runs.steps import checked
-from treepack._src.saving.layout import encodings
-from treepack._src.series.published import HEAD, OBJECT, Anchor, Head, LoadedVersion, Version
+from treepack._src.runs.versions import Head, Versions
 from treepack._src.storage.address import Location
-from treepack._src.tasks import Turns
 from treepack.errors import BusyError, CorruptionError, TreepackError
-
-# The anchors that stay, with all versions after the first of them.
-_ANCHORS = 2
 
 # The seconds between two looks at the head: at first, and at most.
 _PAUSE_S, _MOST_PAUSE_S = 0.01, 1.0
@@ -89,14 +70,12 @@ class Publisher(Hinting):
         storage_options: StorageOptions = None,
     ):
         check("anchor_every", anchor_every)
-        self._objects = Objects(path, HEAD, OBJECT, storage_options)
+        self._versions = Versions(path, storage_options)
         self._anchor_every, self._durable = anchor_every, durable
-        self._head = Head.read(self._objects)
-        self._held: LoadedVersion | None = None
+        self._head = self._versions.head()
         self._has_tidied = False
-        self._turns = Turns()
-        # The head and version of a push whose outcome is unknown.
-        self._unknown: tuple[Head, LoadedVersion] | None = None
+        # The head of a push whose outcome is unknown.
+        self._unknown: Head | None = None
 
     @advised
     @takes()
@@ -124,32 +103,20 @@ class Publisher(Hinting):
         """
         if _more:
             raise TypeError("push() takes a tree: name the version, as in push(tree, version=1)")
-        check_in_time()
         number = checked("version", version, "pass the step")
-        with self._turns.taken() as is_taken:
-            if not is_taken:
-                raise BusyError(
-                    f"version {number} is pushed while this thread pushes another, which a signal "
-                    "handler interrupted: push it afterwards"
-                )
-            self._push(tree, number, static)
-
-    def _push(self, tree: Any, number: int, static: Static) -> None:
-        with self._objects.leased("publisher"):
+        with self._versions.turn(number):
             is_repeated = self._settle(number)
-            base = self._base()
-            held = None if base is None else base.content
-            patch, data = encodings(tree, static, held)
-            if is_repeated and held is not None:
-                if sum_of(data) != sum_of(held):
+            head = self._loaded()
+            patch, content = head.encoded(tree, static)
+            if is_repeated and head.content is not None:
+                if not head.holds(content):
                     raise TreepackError(f"version {number} was published with another tree")
                 return
-            name = f"version_{number}-{secrets.token_hex(8)}"
-            versions = self._write(name, None if held is None else patch, data)
-            self._commit(Head.of(self._objects, versions), LoadedVersion(name, data))
-            if not self._objects.is_leased:  # then another publisher tidies
-                return
-            if versions[-1].anchor is not None or not self._has_tidied:
+            more = self._anchor_every
+            self._commit(
+                self._versions.write(head, number, patch, content, more, durable=self._durable)
+            )
+            if self._head.versions[-1].anchor is not None or not self._has_tidied:
                 self._tidy()
 
     def _settle(self, number: int) -> bool:
@@ -161,82 +128,62 @@ class Publisher(Hinting):
         Raises:
           BusyError: If another publisher has pushed.
         """
-        current = Head.read(self._objects)
+        current = self._versions.head()
         is_repeated = False
-        if self._unknown is not None and current.data == self._unknown[0].data:
-            self._head, self._held = self._unknown
+        if self._unknown is not None and current.data == self._unknown.data:
+            self._head = self._unknown
             is_repeated = self._head.number == number
         self._unknown = None
         if current.data != self._head.data:
             raise self._busy(current)
-        self._head = current
+        self._head = current._replace(content=self._head.content)
         newest = current.number
         if number <= newest and not is_repeated:
             raise TreepackError(
                 f"version {number} is not newer than version {newest}, the newest in "
-                f"{self._objects}: push a later version, or to another directory"
+                f"{self._versions}: push a later version, or to another directory"
             )
         return is_repeated
 
-    def _base(self) -> LoadedVersion | None:
-        """Returns the newest version, read once; `None` if there is none, or it is damaged."""
-        if self._held is None and self._head.versions:
+    def _loaded(self) -> Head:
+        """Returns the head with its version, read once, unless there is none, or it is damaged."""
+        if self._head.content is None and self._head.versions:
             with contextlib.suppress(TreepackError, FileNotFoundError):  # then comes an anchor
-                self._held = self._head.assembled(None, None)
-        return self._held
+                self._head = self._versions.loaded(self._head)
+        return self._head
 
-    def _write(self, name: str, patch: core.Content | None, data: core.Content) -> list[Version]:
-        """Writes the objects of a version; returns the versions that stay with it."""
-        old = self._head.versions
-        since = next(
-            (at for at, version in enumerate(reversed(old)) if version.anchor is not None), 0
-        )
-        anchor = None
-        if patch is None or since + 1 >= self._anchor_every:
-            anchor = Anchor(data.nbytes, sum_of(data))
-            self._objects.write(f"{name}.treepack", data, durable=self._durable)
-        if patch is not None:
-            self._objects.write(f"{name}.patch", patch, durable=self._durable)
-        versions = [*old, Version(name, None if patch is None else patch.nbytes, anchor)]
-        anchors = [at for at, version in enumerate(versions) if version.anchor is not None]
-        versions = versions[anchors[-_ANCHORS:][0] :]
-        return [versions[0]._replace(patch=None), *versions[1:]]
-
-    def _commit(self, head: Head, held: LoadedVersion) -> None:
+    def _commit(self, head: Head) -> None:
         """Replaces the head, on the condition that it has not changed."""
-        self._unknown = head, held
+        self._unknown = head
         try:
-            self._objects.replace_head(head.data or b"", self._head.stored, durable=self._durable)
+            self._versions.replace(self._head, head, durable=self._durable)
         except Exception as error:
             current = None
             with contextlib.suppress(Exception):  # the next push looks again
-                current = Head.read(self._objects)
+                current = self._versions.head()
             if current is None or current.data != head.data:
-                if isinstance(error, Objects.Changed):
+                if isinstance(error, Versions.Changed):
                     raise self._busy(current or self._head) from error
                 raise
-        self._unknown, self._head, self._held = None, head, held
+        self._unknown, self._head = None, head
 
     def _busy(self, current: Head) -> BusyError:
         return BusyError(
-            f"another publisher has changed {self._objects}, where {current.newest} is "
+            f"another publisher has changed {self._versions}, where {current.newest} is "
             "the newest now: only one may push; a new Publisher continues after that version"
         )
 
     def _tidy(self) -> None:
-        """Removes objects that the head does not name: old ones, and leftovers of failed pushes."""
-        versions = self._head.versions
-        kept = {f"{version.name}.treepack" for version in versions}
-        kept |= {f"{version.name}.patch" for version in versions if version.patch is not None}
+        """Removes old objects, and leftovers of failed pushes."""
         try:
-            self._objects.remove_others(kept)
+            self._versions.tidy(self._head)
             self._has_tidied = True
         except (OSError, TreepackError) as error:
             newest = self._head.newest
             warn(f"{newest} is published, but older ones could not be removed: {error}")
 
     def __repr__(self) -> str:
-        return f"<treepack.Publisher {str(self._objects)!r}: {self._head.newest} published>"
+        return f"<treepack.Publisher {str(self._versions)!r}: {self._head.newest} published>"
 
 
 class Subscriber(Hinting):
@@ -269,10 +216,10 @@ class Subscriber(Hinting):
         storage_options: StorageOptions = None,
     ):
         check("max_size", max_size)
-        self._objects, self._max_size = Objects(path, HEAD, OBJECT, storage_options), max_size
-        self._held: LoadedVersion | None = None
+        self._versions, self._max_size = Versions(path, storage_options), max_size
+        self._held: Head | None = None  # with its newest version
 
-    @takes(ChoiceOptions)
+    @takes(ChoiceOptions, early=True)
     def latest(
         self, template: Template | None = None, **options: Unpack[ChoiceOptions]
     ) -> tuple[int, Template]:
@@ -288,18 +235,17 @@ class Subscriber(Hinting):
           MismatchError: A ValueError. If it does not fit the template.
           OSError: If it cannot be read.
         """
-        Reading.of(options), Selection.of(options)  # checks them
-        held, head = self._held, Head.read(self._objects)
+        held, head = self._held, self._versions.head()
         if not head.versions:
             raise FileNotFoundError(
                 errno.ENOENT,
                 "no version was published here yet: push one by a Publisher of this directory, or "
                 "call wait(), which waits for it",
-                str(self._objects),
+                str(self._versions),
             )
         return self._restored(held, head, template, options)
 
-    @takes(ChoiceOptions)
+    @takes(ChoiceOptions, early=True)
     def wait(
         self,
         template: Template | None = None,
@@ -324,13 +270,12 @@ class Subscriber(Hinting):
         """
         check("timeout", timeout)
         check("newer_than", newer_than)
-        Reading.of(options), Selection.of(options)  # checks them
         held = self._held
         if newer_than is None:
             newer_than = -1 if held is None else held.number
         end, pause = time.monotonic() + timeout, _PAUSE_S
         while True:
-            held, head = self._held, Head.read(self._objects)
+            held, head = self._held, self._versions.head()
             if head.versions and head.number > newer_than:
                 return self._restored(held, head, template, options)
             left = end - time.monotonic()
@@ -339,7 +284,7 @@ class Subscriber(Hinting):
                 error = TimeoutError(
                     errno.ETIMEDOUT,
                     f"no version{after} was published in {timeout:g} s",
-                    str(self._objects),
+                    str(self._versions),
                 )
                 if head.data is None:
                     error.add_note(
@@ -350,7 +295,7 @@ class Subscriber(Hinting):
             pause = min(2 * pause, _MOST_PAUSE_S)
 
     def _restored(
-        self, held: LoadedVersion | None, head: Head, template: Any, options: ChoiceOptions
+        self, held: Head | None, head: Head, template: Any, options: ChoiceOptions
     ) -> tuple[int, Any]:
         """Reads the newest version, unless it is held, and restores it.
 
@@ -363,23 +308,21 @@ class Subscriber(Hinting):
         before = held
         for left in reversed(range(_ATTEMPTS)):
             try:
-                if held is None or held.name != head.versions[-1].name:
-                    held = head.assembled(held, self._max_size)
+                if held is None or held.name != head.name:
+                    held = self._versions.loaded(head, held, self._max_size)
                 break
             except FileNotFoundError as error:
-                newer = Head.read(self._objects)  # later versions may have come
+                newer = self._versions.head()  # later versions may have come
                 if not left or newer.data == head.data or not newer.versions:
                     raise CorruptionError(
-                        f"{self._objects} lacks an object that its head names: {error}"
+                        f"{self._versions} lacks an object that its head names: {error}"
                     ) from error
                 head = newer
         assert held is not None
         newest = self._held
         if newest is before or newest is None or newest.number < held.number:
             self._held = held
-        if Selection.of(options).is_whole:
-            return held.number, restore_described(held.content, template, Reading.of(options))
-        return held.number, open(held.content).load(template, **options)
+        return held.number, load(held.content, template, **options)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_held": None}  # another process reads the newest version
@@ -387,4 +330,4 @@ class Subscriber(Hinting):
     def __repr__(self) -> str:
         held = self._held
         text = "no version" if held is None else f"version {held.number}"
-        return f"<treepack.Subscriber {str(self._objects)!r}: {text} received>"
+        return f"<treepack.Subscriber {str(self._versions)!r}: {text} received>"

@@ -114,6 +114,8 @@ def content_of(
         if not _is_file_object(source):
             check_data(source)
             return inflated(source, opening)
+        if isinstance(source, core.Content):
+            return source
         content, _ = _of_file_object(source)
         return inflated(content.read_range(0, content.nbytes), opening)
     with progress_bar(opening.progress, "load") as tell:

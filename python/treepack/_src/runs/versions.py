@@ -1,0 +1,314 @@
+"""Directories of the versions of a tree: objects that never change, and a head, which names them.
+
+    head.json                   the versions, oldest first; replaced atomically
+    version_7-TOKEN.treepack    an anchor: the encoding of version 7
+    version_7-TOKEN.patch       version 7 as a patch of the version before
+
+A version has an anchor, a patch or both, which give the same bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import json
+import re
+import secrets
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import treepack._core as core
+from treepack._src.options import Opening, Static, StorageOptions, check_in_time
+from treepack._src.saving.directory import writer
+from treepack._src.saving.layout import encodings
+from treepack._src.saving.lease import FILE as LEASE
+from treepack._src.saving.lease import Permit, leased
+from treepack._src.storage.address import Address, Location
+from treepack._src.storage.content import content_of
+from treepack._src.storage.foreign import substitute
+from treepack._src.storage.naming import naming
+from treepack._src.storage.store import ConditionError
+from treepack._src.storage.write import pieces
+from treepack._src.tasks import Turns
+from treepack.errors import BusyError, CorruptionError, NewerVersionError, TreepackError
+
+HEAD = "head.json"
+
+# The pattern of the name of a version, and of an object.
+_NAME = r"version_\d{1,18}-[0-9a-f]{16}"
+_OBJECT = rf"{_NAME}\.(?:treepack|patch)"
+
+# The temporary files of killed writers.
+_TEMPORARY = rf"\.(?:{_OBJECT}|{re.escape(HEAD)}|{re.escape(LEASE)})\.treepack-.*\.tmp"
+
+_FORMAT = 1
+
+# The anchors that stay, with all versions after the first of them.
+_ANCHORS = 2
+
+
+class Anchor(NamedTuple):
+    """The encoding of a version: its size in bytes and its CRC-32."""
+
+    nbytes: int
+    crc: int
+
+
+class Version(NamedTuple):
+    """A published version.
+
+    Attributes:
+      name: Its unique name.
+      patch: The size in bytes of its patch of the version before; `None` if it has none.
+      anchor: Its anchor, if it has one.
+    """
+
+    name: str
+    patch: int | None
+    anchor: Anchor | None
+
+
+class Head(NamedTuple):
+    """The head of a directory.
+
+    Attributes:
+      versions: The versions, oldest first.
+      data: Its bytes; `None` if nothing was published.
+      stored: Its version in the store, or that it is absent, if it was read.
+      content: The encoding of the newest version, if it is in memory.
+    """
+
+    versions: tuple[Version, ...]
+    data: bytes | None
+    stored: Any = None
+    content: core.Content | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the newest version; empty if there is none."""
+        return self.versions[-1].name if self.versions else ""
+
+    @property
+    def number(self) -> int:
+        """The number of the newest version; -1 if there is none."""
+        return _number(self.name) if self.versions else -1
+
+    @property
+    def newest(self) -> str:
+        """The newest version as text."""
+        return f"version {self.number}" if self.versions else "no version"
+
+    def encoded(self, tree: Any, static: Static) -> tuple[core.Content, core.Content]:
+        """Encodes a tree: as a patch of the newest version, and whole."""
+        return encodings(tree, static, self.content)
+
+    def holds(self, content: core.Content) -> bool:
+        """Returns whether the newest version has this encoding."""
+        return self.content is not None and _sum_of(content) == _sum_of(self.content)
+
+
+class Versions:
+    """The versions in a directory.
+
+    Attributes:
+      Changed: The error of `replace` if another writer has replaced the head since.
+    """
+
+    Changed: ClassVar[type[Exception]] = ConditionError
+
+    def __init__(self, path: Location, storage_options: StorageOptions):
+        self._path = Address.of(path, storage_options).fixed()
+        self._permit = Permit()
+        self._turns = Turns()
+
+    def __str__(self) -> str:
+        return self._path.shown
+
+    def head(self) -> Head:
+        """Reads the head.
+
+        Raises:
+          CorruptionError: If it is damaged.
+          NewerVersionError: If a newer treepack wrote it.
+        """
+        path = self._path / HEAD
+        data, stored = path.versioned()
+        with naming(path):
+            return Head(() if data is None else _versions(data), data, stored)
+
+    def loaded(self, head: Head, held: Head | None = None, max_size: int | None = None) -> Head:
+        """Returns a head with its newest version, assembled from the fewest bytes.
+
+        Args:
+          head: The head, which has a version.
+          held: One with its version in memory, perhaps the same.
+          max_size: The maximum size of the version in bytes.
+
+        Raises:
+          FileNotFoundError: If an object is gone.
+          CorruptionError: If an object is damaged.
+        """
+        start, is_anchor = _start(head.versions, held)
+        content = None if held is None else held.content
+        if is_anchor:
+            version = head.versions[start]
+            _check_size(version, max_size)
+            content = self._read(f"{version.name}.treepack", max_size, None, version.anchor)
+        for version in head.versions[start + 1 :]:
+            content = self._read(f"{version.name}.patch", max_size, content)
+        return head._replace(content=content)
+
+    def _read(
+        self,
+        name: str,
+        max_size: int | None,
+        base: core.Content | None,
+        anchor: Anchor | None = None,
+    ) -> core.Content:
+        """Reads an object: an anchor, or a patch of `base`."""
+        path = self._path / name
+        with naming(path):
+            content = content_of(path, Opening(mmap=False, base=base, max_size=max_size))
+            if anchor is not None and anchor != (content.nbytes, _sum_of(content)):
+                raise CorruptionError(
+                    f"the anchor is damaged: expected the size and CRC-32 {(*anchor,)}, found "
+                    f"{content.nbytes} bytes; wait for the next one"
+                )
+        return content
+
+    @contextlib.contextmanager
+    def turn(self, number: int) -> Iterator[None]:
+        """Keeps other threads, and other jobs in a local directory, from publishing meanwhile.
+
+        Raises:
+          BusyError: If a signal handler has interrupted a turn of this thread, or another job has
+            the lease of the directory.
+        """
+        check_in_time()
+        with self._turns.taken() as is_taken:
+            if not is_taken:
+                raise BusyError(
+                    f"version {number} is pushed while this thread pushes another, which a signal "
+                    "handler interrupted: push it afterwards"
+                )
+            with leased(self._path, "publisher") as self._permit:
+                yield
+
+    def write(
+        self,
+        head: Head,
+        number: int,
+        patch: core.Content,
+        content: core.Content,
+        anchor_every: int,
+        *,
+        durable: bool,
+    ) -> Head:
+        """Writes the objects of a version; returns the next head, with the versions that stay."""
+        name = f"version_{number}-{secrets.token_hex(8)}"
+        has_patch = head.content is not None
+        since = next(
+            (
+                at
+                for at, version in enumerate(reversed(head.versions))
+                if version.anchor is not None
+            ),
+            0,
+        )
+        anchor = None
+        if not has_patch or since + 1 >= anchor_every:
+            anchor = Anchor(content.nbytes, _sum_of(content))
+            (self._path / f"{name}.treepack").write_content(content, durable=durable)
+        if has_patch:
+            (self._path / f"{name}.patch").write_content(patch, durable=durable)
+        versions = [*head.versions, Version(name, patch.nbytes if has_patch else None, anchor)]
+        anchors = [at for at, version in enumerate(versions) if version.anchor is not None]
+        first, *rest = versions[anchors[-_ANCHORS:][0] :]
+        versions = [first._replace(patch=None), *rest]
+        header = {"treepack_versions": _FORMAT, "writer": writer()}
+        data = json.dumps({**header, "versions": [version._asdict() for version in versions]})
+        return Head((*versions,), data.encode(), content=content)
+
+    def replace(self, before: Head, head: Head, *, durable: bool) -> None:
+        """Replaces the head, on the condition that it has not changed; within a `turn`."""
+        assert head.data is not None, "`write` has returned it"
+        self._permit.commit(self._path / HEAD, head.data, before.stored, durable=durable)
+
+    def tidy(self, head: Head) -> None:
+        """Removes objects that the head does not name, unless another job took over meanwhile."""
+        if not self._permit.is_held:  # then that job does it
+            return
+        kept = {f"{version.name}.treepack" for version in head.versions}
+        kept |= {f"{version.name}.patch" for version in head.versions if version.patch is not None}
+        gone = []
+        for name in (entry.name for entry in self._path.entries()):
+            if re.fullmatch(_OBJECT, name) and name not in kept:
+                gone.append(name)
+            elif re.fullmatch(_TEMPORARY, name):
+                (self._path / name).remove_dead()
+        self._path.remove_files(gone)
+
+
+def _sum_of(content: core.Content) -> int:
+    """Returns the CRC-32 of a content."""
+    return functools.reduce(lambda crc, piece: zlib.crc32(piece, crc), pieces(content), 0)
+
+
+def _number(name: str) -> int:
+    return int(name.partition("-")[0].removeprefix("version_"))
+
+
+def _versions(data: bytes) -> tuple[Version, ...]:
+    try:
+        head = json.loads(data)
+        if head["treepack_versions"] > _FORMAT:
+            raise NewerVersionError("a newer treepack wrote it: upgrade treepack")
+        versions = tuple(map(_version, head["versions"]))
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        if isinstance(error, NewerVersionError):
+            raise
+        text = f"it is {substitute(data) or f'not a head of published versions: {error}'}"
+        raise CorruptionError(text) from error
+    numbers = [_number(version.name) for version in versions]
+    is_sorted = all(earlier < later for earlier, later in itertools.pairwise(numbers))
+    if not versions or versions[0].anchor is None or not is_sorted:
+        raise CorruptionError("the head of published versions is damaged: publish to a new place")
+    return versions
+
+
+def _version(fields: dict[str, Any]) -> Version:
+    name, patch, anchor = fields["name"], fields["patch"], fields["anchor"]
+    sizes = [*([] if patch is None else [patch]), *([] if anchor is None else anchor)]
+    # A name leads to a path, so it must not lead elsewhere.
+    is_valid = re.fullmatch(_NAME, name) and all(type(size) is int and size >= 0 for size in sizes)
+    if not is_valid or not sizes:
+        raise ValueError(f"a version is malformed: {fields!r:.200}")
+    return Version(name, patch, None if anchor is None else Anchor(*anchor))
+
+
+def _start(versions: Sequence[Version], held: Head | None) -> tuple[int, bool]:
+    """Returns the index of the version to start at, and whether to read its anchor."""
+    starts: list[tuple[int, int, bool]] = []
+    patches = 0
+    for at, version in reversed([*enumerate(versions)]):
+        if held is not None and version.name == held.name:
+            starts.append((patches, at, False))
+        if version.anchor is not None:
+            starts.append((patches + version.anchor.nbytes, at, True))
+        if version.patch is None:
+            break
+        patches += version.patch
+    _, at, is_anchor = min(starts)
+    return at, is_anchor
+
+
+def _check_size(version: Version, max_size: int | None) -> None:
+    """Checks the size of an anchor before it is read; joining checks the sizes of patches."""
+    nbytes = version.anchor[0] if version.anchor is not None else 0
+    if max_size is not None and nbytes > max_size:
+        raise TreepackError(
+            f"version {_number(version.name)} is larger than max_size={max_size} bytes: pass a "
+            f"max_size of {nbytes} or more"
+        )
