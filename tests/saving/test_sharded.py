@@ -1433,9 +1433,10 @@ def test_other_forms_notice_that_their_lease_is_lost(
     if form == "published":
         publisher = treepack.Publisher(tmp_path)
         publisher.push(tree, version=1)
-        write = publisher._write
+        versions = publisher._versions
+        write = versions.write
         with monkeypatch.context() as patch:
-            patch.setattr(publisher, "_write", lambda *args: (write(*args), lose())[0])
+            patch.setattr(versions, "write", lambda *args, **how: (write(*args, **how), lose())[0])
             with pytest.raises(treepack.errors.BusyError, match=r"is gone.*elsewhere since"):
                 publisher.push(tree, version=2)
     else:

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from treepack._src.api.bytes import dumps, loads
 from treepack._src.checkpoint.boxes import DAMAGE
@@ -22,7 +22,7 @@ from treepack._src.checkpoint.file import File
 from treepack._src.checkpoint.load import unsummed
 from treepack._src.checkpoint.opening import open_regular
 from treepack._src.checkpoint.reader import Reader
-from treepack._src.checkpoint.sharded import ShardedReader
+from treepack._src.checkpoint.sharded import ShardedReader, unless_replaced
 from treepack._src.interop import jax as _jax
 from treepack._src.options import Saved
 from treepack._src.printable import short_repr
@@ -37,6 +37,8 @@ from treepack.errors import (
     UnserializableLeafError,
     UnsummedError,
 )
+
+T = TypeVar("T")
 
 _KEY = "series"
 
@@ -253,24 +255,35 @@ def _item(own: Mapping[str, Any]) -> Any:
     return None if data is None else loads(data, copy=True)
 
 
-@contextlib.contextmanager
-def opened(
-    path: Address, step: int, *, is_directory: bool = False, is_whole: bool = False, **options: Any
-) -> Iterator[Contents]:
-    """Yields the checkpoint of a step. Its errors name the file.
+def read(
+    path: Address,
+    step: int,
+    work: Callable[[Contents], T],
+    *,
+    is_directory: bool = False,
+    is_whole: bool = False,
+    **options: Any,
+) -> T:
+    """Calls a function with the open checkpoint of a step, again if it is replaced meanwhile.
+
+    Its errors name the file.
 
     Args:
       path: Its path or URL.
       step: The step.
+      work: The function.
       is_directory: Whether it is known to be a directory.
       is_whole: Whether all of a remote file is read, in one request.
       options: See `open_regular`.
 
     Raises:
       Exception: If it cannot be read; see `is_damage`.
-      ReplacedError: If it is a directory that is saved again while it is read.
     """
-    with naming(path):
-        reader = open_regular(path, is_directory=is_directory, is_whole=is_whole, **options)
-        with contextlib.closing(reader):
-            yield Contents(reader, step)
+
+    def attempt() -> T:
+        with naming(path):
+            reader = open_regular(path, is_directory=is_directory, is_whole=is_whole, **options)
+            with contextlib.closing(reader):
+                return work(Contents(reader, step))
+
+    return unless_replaced(attempt)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from treepack._src import formats
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.printable import utc
-from treepack._src.runs.contents import is_damage, opened
+from treepack._src.runs.contents import Contents, is_damage, read
 from treepack._src.runs.steps import CheckpointEntry, Folder
 from treepack._src.storage.address import Address
 from treepack.errors import CorruptionError
@@ -63,20 +63,23 @@ class Run:
     ) -> Checkpoint:
         """Describes a checkpoint; `seen` has the files of those before, and gets its files."""
         row = Checkpoint(step, entry.name, None, None, None, {}, is_pinned, None)
+
+        def described(contents: Contents) -> Checkpoint:
+            summary = contents.summary()
+            saved = None if summary.time is None else utc(summary.time)
+            linked = sum(nbytes for name, nbytes in contents.files if name in seen)
+            seen.update(name for name, _ in contents.files)
+            return row._replace(
+                nbytes=contents.nbytes,
+                added=contents.nbytes - linked,
+                saved=saved,
+                metrics={**summary.metrics},
+            )
+
         try:
             if not entry.is_complete:
                 raise CorruptionError("its save has not ended")
-            with opened(self._folder.path(entry.name), step) as contents:
-                summary = contents.summary()
-                saved = None if summary.time is None else utc(summary.time)
-                linked = sum(nbytes for name, nbytes in contents.files if name in seen)
-                seen.update(name for name, _ in contents.files)
-                return row._replace(
-                    nbytes=contents.nbytes,
-                    added=contents.nbytes - linked,
-                    saved=saved,
-                    metrics={**summary.metrics},
-                )
+            return read(self._folder.path(entry.name), step, described)
         except Exception as error:
             if not is_damage(error):
                 raise

@@ -162,8 +162,8 @@ class ShardedWrite:
         """Sends an error to all others: this process will not write, so that none waits for it."""
         self.group.abandon(error)
 
-    def __call__(self, progress: Progress) -> None:
-        """Writes the checkpoint; must be called once.
+    def __call__(self, progress: Progress, check: object = None) -> None:
+        """Writes the checkpoint; must be called once. `check` is for files: it has its own lease.
 
         Raises:
           TreepackError: If another process failed, or another job saves to the same directory.

@@ -19,24 +19,15 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from treepack._src.options import Progress
 from treepack._src.printable import warn
-from treepack._src.runs.contents import Summary, is_damage, opened
-from treepack._src.runs.steps import Folder
+from treepack._src.runs.checkpoints import Checkpoints
+from treepack._src.runs.contents import Summary
 from treepack._src.saving.background import OneByOne, Saving
-from treepack._src.saving.checkpoints import copy_checkpoint
-from treepack._src.series.keep import Keep
-from treepack._src.series.writing import (
-    Checkpoints,
-    Commit,
-    check_last,
-    has_saved,
-    room_for,
-)
-from treepack._src.storage.address import Address
+from treepack._src.series.keep import Keep, tidy
 from treepack.errors import TreepackError
 
 FILE = "fast.treepack"
@@ -53,8 +44,8 @@ class Fast:
       checkpoints: Its checkpoints.
     """
 
-    def __init__(self, folder: Folder, durable: Checkpoints, keep: Keep | None):
-        self.checkpoints = Checkpoints(folder)
+    def __init__(self, checkpoints: Checkpoints, durable: Checkpoints, keep: Keep | None):
+        self.checkpoints = checkpoints
         self._durable, self._keep = durable, keep
         self._line = OneByOne("copies", durable.folder.real)
         # The copies, each with whether it may miss checkpoints that are committed from now on.
@@ -65,7 +56,7 @@ class Fast:
     def __str__(self) -> str:
         return self.checkpoints.folder.directory.shown
 
-    def save(self, commit: Commit, progress: Progress) -> None:
+    def save(self, step: int, write: Callable[[Progress], None], progress: Progress) -> None:
         """Saves a checkpoint here, and begins to copy it.
 
         Raises:
@@ -74,10 +65,10 @@ class Fast:
         self.check(bind=True)
         both = self.checkpoints, self._durable
         for one, other in zip(self._unknown(), reversed(both), strict=False):
-            check_last(one, commit.step, other)
+            one.check_last(step, other)
         self._make_room()
-        commit(progress)
-        self._saved = commit.step
+        write(progress)
+        self._saved = step
         self.begin_copying()
 
     def now(self, step: int) -> float:
@@ -220,7 +211,7 @@ class Fast:
         step = self._saved
         if step == self._copied or self.checkpoints.steps()[-1:] != [step]:
             return
-        check_last(self._durable, step, self.checkpoints)
+        self._durable.check_last(step, self.checkpoints)
         error = self.checkpoints.damaged.get(step)
         if error is not None and not self._durable.intact(step):
             raise error
@@ -231,27 +222,10 @@ class Fast:
         Raises:
           TreepackError: If it does not match its checksums.
         """
-        step = summary.step
-        source, target = self.checkpoints.path(step), self._durable.path(step)
-        entry = self.checkpoints.folder.numbered().get(step)
-        is_directory = entry is not None and entry.is_directory
-        try:
-            with opened(source, step, is_directory=is_directory) as contents:
-                contents.verify(0, 1)
-        except TreepackError as error:
-            if is_damage(error):
-                self.checkpoints.damaged[step] = error.with_traceback(None)
-            raise
-        with room_for(self._durable, step, is_directory) as check:
-            earlier = functools.partial(self._before, step)
-            copy_checkpoint(source, target, check, is_directory=is_directory, earlier=earlier)
-            has_saved(self._durable, summary, self._keep, check)
-        self._copied = step
-
-    def _before(self, step: int) -> Address | None:
-        """Returns the last durable checkpoint up to a step, or `None`."""
-        steps = [at for at in self._durable.steps() if at <= step]
-        return self._durable.path(steps[-1]) if steps else None
+        with self.checkpoints.copied(summary.step, self._durable) as check:
+            self._durable.add(summary)
+            tidy(self._durable, summary.step, self._keep, check)
+        self._copied = summary.step
 
     def _intact(self) -> list[Summary]:
         self.checkpoints.refresh()

@@ -6,12 +6,18 @@ import dataclasses
 import inspect
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from treepack._src.options import check, check_known
+from treepack._src.printable import warn
+from treepack._src.runs.checkpoints import Checkpoints
 from treepack._src.runs.contents import Summary
 from treepack._src.runs.steps import spaced
+from treepack.errors import TreepackError
+
+# The number of metrics that a warning names.
+_MOST_NAMES = 5
 
 # The length of names of metrics in errors.
 _MOST_NAME = 100
@@ -132,3 +138,43 @@ def best_steps(
     values = ((each.metrics.get(name, math.nan), each.step) for each in checkpoints)
     ranked = sorted((sign * value, -step) for value, step in values if not math.isnan(value))
     return [-step for _, step in ranked[:count]]
+
+
+def tidy(
+    checkpoints: Checkpoints, saved: int, keep: Keep | None, check: Callable[[], None]
+) -> None:
+    """Removes the checkpoints that no rule keeps any more, after the commit of a step.
+
+    None is removed if another job holds the claim of the directory by now. An error is a warning,
+    since the save has succeeded. A damaged one is removed once `keep.last` later ones are intact.
+    """
+    if keep is None:
+        return
+    try:
+        folder = checkpoints.folder
+        listing = folder.listing()
+        numbered = listing.numbered()
+        complete = checkpoints.complete(numbered)
+        intact = checkpoints.summaries(numbered, (step for step in complete if step <= saved))
+        if not intact or intact[-1].step != saved:
+            return  # another job has removed it
+        kept = keep.kept(intact) | listing.pinned()
+        oldest = intact[-keep.last :][0].step if len(intact) >= keep.last else 0
+        gone = [step for step in complete if step <= saved and step not in kept]
+        gone = [
+            step
+            for step in gone
+            if step not in checkpoints.damaged or (step < oldest and not numbered[step].is_foreign)
+        ]
+        unfinished = [step for step in numbered if step < saved and step not in complete]
+        check()
+        listing.remove(map(folder.name, gone), map(folder.name, unfinished))
+        checkpoints.forget(numbered.keys() - gone)
+        if keep.best is not None and intact[-1].metrics and keep.is_unseen(intact):
+            has = ", ".join(f"{name!r:.100}" for name in sorted(intact[-1].metrics)[:_MOST_NAMES])
+            warn(
+                f"metrics has {has}, keep asks for {keep.best[0]!r:.100}: until a checkpoint has "
+                "it, none with metrics is removed"
+            )
+    except (OSError, TreepackError) as error:
+        warn(f"step {saved} is saved, but older checkpoints could not be removed: {error}")

@@ -15,15 +15,14 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from treepack._src.api.structure import is_checkpoint
-from treepack._src.checkpoint.sharded import unless_replaced
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.group import Group, Message, text_of
 from treepack._src.options import ChoiceOptions
 from treepack._src.printable import warn
-from treepack._src.runs.contents import is_damage, opened
+from treepack._src.runs.checkpoints import Checkpoints
+from treepack._src.runs.contents import Contents, is_damage
 from treepack._src.runs.steps import CheckpointEntry
 from treepack._src.series.fast import Fast
-from treepack._src.series.writing import Checkpoints
 from treepack.errors import CorruptionError, OthersError, TreepackError
 
 # The number of retries if a checkpoint is removed while it is read, since later ones are saved.
@@ -176,27 +175,18 @@ class Resuming:
                 warn(f"step {step} is taken from {checkpoints.path(step).shown}: {error}")
         self.skipped = [pair for pair in self.skipped if pair[0] != step]
 
-    def _load(self, step: int, checkpoints: Checkpoints, is_directory: bool) -> Loaded:
-        """Loads the checkpoint of a step.
+    def _load(self, step: int, contents: Contents) -> Loaded:
+        """Loads an open checkpoint.
 
         Raises:
           Exception: If it is not intact; see `is_damage`.
         """
-        options = self.options
-        with opened(
-            checkpoints.path(step),
-            step,
-            is_directory=is_directory,
-            is_whole=self.is_verified or options.get("select") is None,
-            mmap=self.mmap is not False if is_directory else bool(self.mmap),
-            max_size=self.max_size,
-        ) as contents:
-            local, saved = contents.locals(self._index, self._count)
-            is_alone = self._count == 1
-            if self.is_verified and not is_alone:  # each process verifies a part
-                contents.verify(self._index, self._count)
-            verify = self.is_verified and is_alone
-            state = contents.load(self.template, verify=verify, timeout=self.timeout, **options)
+        local, saved = contents.locals(self._index, self._count)
+        is_alone = self._count == 1
+        if self.is_verified and not is_alone:  # each process verifies a part
+            contents.verify(self._index, self._count)
+        verify, timeout = self.is_verified and is_alone, self.timeout
+        state = contents.load(self.template, verify=verify, timeout=timeout, **self.options)
         return Loaded(step, state, local, saved)
 
     def _lead(self, meeting: Iterator[Group]) -> Loaded | None:
@@ -250,9 +240,15 @@ class Resuming:
         self, step: int, checkpoints: Checkpoints, is_directory: bool
     ) -> Loaded | Exception:
         """Returns the checkpoint of a step, or the error in loading it."""
-        load = functools.partial(self._load, step, checkpoints, is_directory)
         try:
-            return unless_replaced(load)
+            return checkpoints.read(
+                step,
+                functools.partial(self._load, step),
+                is_directory=is_directory,
+                is_whole=self.is_verified or self.options.get("select") is None,
+                mmap=self.mmap is not False if is_directory else bool(self.mmap),
+                max_size=self.max_size,
+            )
         except Exception as error:
             return error
 

@@ -15,25 +15,22 @@ from treepack._src.interop import jax as _jax
 from treepack._src.options import (
     TIMEOUT_S,
     ChoiceOptions,
-    Saved,
     StepOptions,
     StorageOptions,
     Template,
-    Writing,
     check,
     takes,
 )
 from treepack._src.printable import warn
-from treepack._src.runs.contents import describe, opened
-from treepack._src.runs.steps import Folder, checked
+from treepack._src.runs.checkpoints import Checkpoints
+from treepack._src.runs.contents import Contents
+from treepack._src.runs.steps import checked
 from treepack._src.saving.background import OneByOne, Saving
-from treepack._src.saving.linking import Linking
 from treepack._src.series.fast import Fast
 from treepack._src.series.intervals import Intervals
-from treepack._src.series.keep import Keep, best_steps, check_mode, quoted
+from treepack._src.series.keep import Keep, best_steps, check_mode, quoted, tidy
 from treepack._src.series.preemption import Preemption
 from treepack._src.series.resuming import Resuming
-from treepack._src.series.writing import Checkpoints, Commit
 from treepack._src.storage.address import Location
 from treepack.errors import TreepackError
 
@@ -109,8 +106,8 @@ class Series(Hinting):
         check("timeout", timeout)
         if not isinstance(prefix, str):
             raise TypeError(f"prefix must be a string, such as 'step_', got {prefix!r:.100}")
-        linking = _linking(unchanged, full_every, sharded)
-        folder = Folder.of(path, prefix, storage_options)  # the program may go elsewhere
+        links = _links(unchanged, full_every, sharded)
+        self._checkpoints = durable = Checkpoints.of(path, prefix, storage_options)
         is_name = os.path.basename(prefix) == prefix  # noqa: PTH119  # a URL is not a path
         if not is_name or prefix[-1:].isdigit():
             raise ValueError(
@@ -125,18 +122,16 @@ class Series(Hinting):
         check("seconds", seconds)
         self.skipped: list[tuple[int, BaseException]] = []
         self.local: Any = None
-        self._checkpoints = durable = Checkpoints(folder)
-        self._saves = OneByOne("series", folder.real)
-        self._keep, self._sharded, self._timeout = keep, sharded, timeout
-        self._linking = linking
-        if linking is not None:
-            self._sharded = True
+        self._saves = OneByOne("series", durable.folder.real)
+        self._keep, self._sharded, self._timeout = keep, links or sharded, timeout
         self._last: Saving | None = None
         self._intervals = Intervals(every, seconds, timeout)
         self._preemption: Preemption | None = None
-        self._fast = None if fast is None else Fast(_checked_fast(fast, folder), durable, keep)
+        self._fast = None if fast is None else Fast(_checked_fast(fast, durable), durable, keep)
         # The checkpoints to which a save goes.
         self._first = durable if self._fast is None else self._fast.checkpoints
+        if links:
+            self._first.link_unchanged(full_every)
 
     @overload
     def save(
@@ -216,22 +211,18 @@ class Series(Hinting):
                 "save() takes a step and a state: name the rest, as in metrics={'loss': 0.5}"
             )
         step = _checked(step)
-        saved, writing = Saved.of(options), Writing.of(options)
-        saved.timeout = self._timeout
-        saved.sharded = _jax.processes()[1] > 1 if self._sharded is None else self._sharded
-        saved.linking = self._linking
+        sharded = _jax.processes()[1] > 1 if self._sharded is None else self._sharded
+        commit = self._first.commit(step, options, sharded=sharded, timeout=self._timeout)
         self._wait()
         self._check_processes()
-        keep, now = (
-            (self._keep, time.time()) if self._fast is None else (None, self._fast.now(step))
-        )
-        summary = describe(saved, step, now, {} if metrics is None else metrics, local)
-        commit = Commit(self._first, keep, saved, summary)
-        commit.prepare(state, writing, snapshot=background)
-        commit.then = self._intervals.restart()
-        write = commit if self._fast is None else functools.partial(self._fast.save, commit)
+        now = time.time() if self._fast is None else self._fast.now(step)
+        metrics = {} if metrics is None else metrics
+        commit.encode(state, now, metrics, local, snapshot=background)
+        commit.then = functools.partial(self._has_saved, step, self._intervals.restart())
+        fast = self._fast
+        write = commit if fast is None else functools.partial(fast.save, step, commit)
         saving = self._last = self._saves.run(
-            self._first.path(step),
+            commit.path,
             write,
             options.get("progress"),
             background=background,
@@ -301,9 +292,10 @@ class Series(Hinting):
         finally:
             self.skipped = resuming.skipped
         self.local = None if loaded is None else loaded.local
-        if self._linking is not None and loaded is not None:
-            self._linking.resume(self._first.path(loaded.step))
-        return None if loaded is None else (loaded.step, loaded.state)
+        if loaded is None:
+            return None
+        self._first.has_resumed(loaded.step)
+        return loaded.step, loaded.state
 
     @called
     def steps(self) -> list[int]:
@@ -337,7 +329,7 @@ class Series(Hinting):
           TreepackError: See `metrics`.
           UnregisteredTypeError: If a type in them is not registered.
         """
-        return self._read(step, lambda contents: contents.metadata())
+        return self._read(step, Contents.metadata)
 
     def best(
         self, metric: str | None = None, mode: Literal["min", "max"] | None = None
@@ -367,7 +359,7 @@ class Series(Hinting):
         summaries = []
         for step in self.steps():
             with contextlib.suppress(TreepackError):  # damaged, or removed meanwhile
-                summaries.append(self._read(step, lambda contents: contents.summary()))
+                summaries.append(self._read(step, Contents.summary))
         names = {name for summary in summaries for name in summary.metrics}
         if names and rule[0] not in names:
             raise TreepackError(
@@ -478,6 +470,12 @@ class Series(Hinting):
         options = f"prefix={folder.begin!r}, keep={self._keep!r}"
         return f"<treepack.Series {folder.directory.shown!r}, {options}>"
 
+    def _has_saved(self, step: int, then: Callable[[], None], check: Callable[[], None]) -> None:
+        """Ends the messages of a save, and removes other checkpoints, unless a copy does it."""
+        then()
+        if self._fast is None:
+            tidy(self._checkpoints, step, self._keep, check)
+
     def _exit_if_preempted(self) -> None:
         """Ends the program after a save if it received SIGTERM."""
         preemption = self._preemption
@@ -504,17 +502,16 @@ class Series(Hinting):
         """Returns the directory with the checkpoint of a step, whether or not it is there."""
         return self._checkpoints if self._fast is None else self._fast.holder(step)
 
-    def _read(self, step: int, read: Callable[[Any], T], *, is_last: bool = False) -> T:
+    def _read(self, step: int, work: Callable[[Contents], T], *, is_last: bool = False) -> T:
         """Calls a function with an existing checkpoint."""
         self._check_existing(step)
         step = _checked(step)
         try:
-            with opened(self._holder(step).path(step), step) as contents:
-                return read(contents)
+            return self._holder(step).read(step, work)
         except FileNotFoundError:  # it was copied or removed meanwhile
             if is_last:
                 raise
-        return self._read(step, read, is_last=True)
+        return self._read(step, work, is_last=True)
 
     def _check_existing(self, step: int) -> None:
         """Checks that there is a checkpoint of a step, once saves have ended."""
@@ -526,8 +523,8 @@ class Series(Hinting):
             raise TreepackError(f"no checkpoint of step {step} in {folder}: {there}")
 
 
-def _linking(unchanged: str, full_every: int | None, sharded: bool | None) -> Linking | None:
-    """Returns the links between the steps of a series; `None` if each step is written.
+def _links(unchanged: str, full_every: int | None, sharded: bool | None) -> bool:
+    """Returns whether files of unchanged leaves are linked.
 
     Raises:
       ValueError: If the options exclude each other.
@@ -538,22 +535,24 @@ def _linking(unchanged: str, full_every: int | None, sharded: bool | None) -> Li
     if unchanged == "write":
         if full_every is not None:
             raise ValueError("full_every requires unchanged='link': leave it out, or pass both")
-        return None
+        return False
     if sharded is False:
         raise ValueError(
             "unchanged='link' saves directories: leave out sharded=False, or pass unchanged='write'"
         )
-    return Linking(full_every)
+    return True
 
 
-def _checked_fast(fast: str | os.PathLike[str], folder: Folder) -> Folder:
-    """Returns the fast directory of the series in a folder."""
-    found = Folder.of(fast, folder.begin)
-    if not found.is_local:
-        raise ValueError(f"fast must be a local directory, not the URL {found.directory.shown!r}")
-    if found.real == folder.real:
-        raise ValueError(f"fast must be another directory than path, {folder.directory.shown!r}")
-    return found
+def _checked_fast(fast: str | os.PathLike[str], durable: Checkpoints) -> Checkpoints:
+    """Returns the checkpoints in the fast directory of a series."""
+    path = durable.folder
+    checkpoints = Checkpoints.of(fast, path.begin)
+    folder = checkpoints.folder
+    if not folder.is_local:
+        raise ValueError(f"fast must be a local directory, not the URL {folder.directory.shown!r}")
+    if folder.real == path.real:
+        raise ValueError(f"fast must be another directory than path, {path.directory.shown!r}")
+    return checkpoints
 
 
 def _near(metric: str, names: Collection[str]) -> str:

@@ -1,0 +1,261 @@
+"""The checkpoints of a directory by steps, as this process knows them, and their saves and copies.
+
+claim of the directory ──▶ no later checkpoint ──▶ write or copy, commit ──▶ removal of others
+(a lease, on disks)        is there                (`saving/`)               (process 0)
+
+A process that stands still for too long loses its lease, so it is checked before a file gets its
+name, and before others are removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from treepack._src.options import Progress, Saved, StepOptions, StorageOptions, Writing
+from treepack._src.runs.contents import Contents, Summary, describe, is_damage, read
+from treepack._src.runs.steps import CheckpointEntry, Folder
+from treepack._src.saving.checkpoints import copy_checkpoint, encoded
+from treepack._src.saving.linking import Linking
+from treepack._src.storage.address import Address, Location
+from treepack.errors import InvalidCheckpointError, TreepackError
+
+T = TypeVar("T")
+
+
+class Checkpoints:
+    """The checkpoints of a series as this process knows them.
+
+    Attributes:
+      folder: Their directory.
+      damaged: The errors of those that are damaged, by step.
+    """
+
+    def __init__(self, folder: Folder):
+        self.folder = folder
+        self.damaged: dict[int, BaseException] = {}
+        self._summaries: dict[int, Summary] = {}
+        self._linking: Linking | None = None
+
+    @classmethod
+    def of(
+        cls, location: Location, prefix: str, storage_options: StorageOptions = None
+    ) -> Checkpoints:
+        """Returns those in a directory, by a path that the working directory does not change."""
+        return cls(Folder.of(location, prefix, storage_options))
+
+    def path(self, step: int) -> Address:
+        return self.folder.path(self.folder.name(step))
+
+    def steps(self) -> list[int]:
+        """Returns the steps of the checkpoints whose save has ended, in order."""
+        return [step for step, entry in self.folder.numbered().items() if entry.is_complete]
+
+    def complete(self, numbered: Mapping[int, CheckpointEntry], first: int = 0) -> list[int]:
+        """Returns `steps` from `first` on, without looking again into known ones.
+
+        In a store, each look takes a request.
+        """
+        seen = {} if self.folder.is_local else self._summaries
+        entries = ((step, entry) for step, entry in numbered.items() if step >= first)
+        return [step for step, entry in entries if step in seen or entry.is_complete]
+
+    def intact(self, first: int = 0) -> list[Summary]:
+        """Returns the intact checkpoints from a step on, in order."""
+        numbered = self.folder.numbered()
+        return self.summaries(numbered, self.complete(numbered, first))
+
+    def summaries(
+        self, numbered: Mapping[int, CheckpointEntry], steps: Iterable[int]
+    ) -> list[Summary]:
+        """Returns the summaries of the intact checkpoints."""
+        summaries = (self.summary(step, is_directory=numbered[step].is_directory) for step in steps)
+        return [summary for summary in summaries if summary is not None]
+
+    def refresh(self) -> None:
+        """Forgets the contents read so far: others may have replaced the checkpoints."""
+        self._summaries.clear()
+
+    def add(self, summary: Summary) -> None:
+        """Adds a checkpoint that was saved here."""
+        self._summaries[summary.step] = summary
+        self.damaged.pop(summary.step, None)
+
+    def summary(self, step: int, *, is_directory: bool = False) -> Summary | None:
+        """Returns a checkpoint, which is read once; `None` if it is damaged.
+
+        With `is_directory` it is known to be a directory.
+
+        Raises:
+          Exception: If it cannot be read for another reason; see `is_damage`.
+        """
+        if step in self.damaged:
+            return None
+        summary = self._summaries.get(step)
+        if summary is None:
+            try:
+                summary = self.read(step, Contents.summary, is_directory=is_directory)
+                self._summaries[step] = summary
+            except Exception as error:
+                if not self.is_damaged(step, error):
+                    raise
+        return summary
+
+    def is_damaged(self, step: int, error: BaseException) -> bool:
+        """Returns whether an error in reading a checkpoint means damage, and remembers it then."""
+        if is_damage(error):
+            self.damaged[step] = error.with_traceback(None)  # which holds the arrays
+            return True
+        return False
+
+    def read(self, step: int, work: Callable[[Contents], T], **options: Any) -> T:
+        """Calls a function with an open checkpoint; see `read`."""
+        return read(self.path(step), step, work, **options)
+
+    def forget(self, steps: Collection[int]) -> None:
+        """Forgets checkpoints of other steps than these, which are gone."""
+        for cache in (self._summaries, self.damaged):
+            for step in [*cache]:  # in one step: a signal handler may save meanwhile
+                if step not in steps:
+                    cache.pop(step, None)
+
+    @contextlib.contextmanager
+    def room_for(self, step: int, is_sharded: bool) -> Iterator[Callable[[], None]]:
+        """Claims the directory for the save of a step, and removes a damaged checkpoint of it.
+
+        Yields a function that checks the claim.
+
+        Raises:
+          BusyError: If another job saves there.
+          InvalidCheckpointError: If a later checkpoint is there, which would be resumed instead, or
+            one of this step that has another form.
+        """
+        folder, path = self.folder, self.path(step)
+        with folder.claimed() as check:
+            same = self.check_last(step).get(step)
+            if same is not None and same.is_directory != is_sharded:
+                if same.is_complete and self.summary(step) is not None:
+                    forms = ["a file", "a directory"]
+                    raise InvalidCheckpointError(
+                        f"{path.shown} is {forms[same.is_directory]}, and would become "
+                        f"{forms[is_sharded]}, which cannot replace it atomically: remove it, or "
+                        "save a later step"
+                    )
+                if same.is_foreign:
+                    raise InvalidCheckpointError(
+                        f"{path.shown} is a directory with files of another program: move it away, "
+                        "or save a later step"
+                    )
+                folder.remove(same.name)
+            elif same is not None and same.is_special:
+                folder.remove(same.name)  # a save would write into the pipe or device
+            yield check
+
+    def check_last(self, step: int, *others: Checkpoints) -> Mapping[int, CheckpointEntry]:
+        """Returns the checkpoints of the directory, and checks that none of a later step is there.
+
+        Raises:
+          InvalidCheckpointError: If one is there. It also names those in the other directories that
+            `resume` would take.
+        """
+        numbered = self.folder.numbered()
+        later = reversed(self.complete(numbered, step + 1))
+        last = next((number for number in later if self.summaries(numbered, [number])), None)
+        if last is None:
+            return numbered
+        paths = [
+            each.path(first).shown
+            for each in (self, *others)
+            for first in each.complete(each.folder.numbered(), step + 1)[:1]
+        ]
+        raise InvalidCheckpointError(
+            f"step {step} cannot be saved to {self.folder.directory.shown}: resume would load "
+            f"step {last}, which exists. Save a later step, or remove {' and '.join(paths)} and "
+            "all later ones"
+        )
+
+    @contextlib.contextmanager
+    def copied(self, step: int, target: Checkpoints) -> Iterator[Callable[[], None]]:
+        """Copies a local checkpoint to another directory, in one commit.
+
+        Yields a function that checks the claim of that directory.
+
+        Raises:
+          TreepackError: If it does not match its checksums; see also `room_for`.
+        """
+        entry = self.folder.numbered().get(step)
+        is_directory = entry is not None and entry.is_directory
+
+        def earlier() -> Address | None:
+            steps = [at for at in target.steps() if at <= step]
+            return target.path(steps[-1]) if steps else None
+
+        try:
+            self.read(step, lambda contents: contents.verify(0, 1), is_directory=is_directory)
+        except TreepackError as error:
+            self.is_damaged(step, error)
+            raise
+        with target.room_for(step, is_directory) as check:
+            source, copy = self.path(step), target.path(step)
+            copy_checkpoint(source, copy, check, is_directory=is_directory, earlier=earlier)
+            yield check
+
+    def link_unchanged(self, full_every: int | None) -> None:
+        """Links files of unchanged leaves in saves from now on; see `Series`."""
+        self._linking = Linking(full_every)
+
+    def has_resumed(self, step: int) -> None:
+        """Lets the next save link the files of a step that was resumed."""
+        if self._linking is not None:
+            self._linking.resume(self.path(step))
+
+    def commit(self, step: int, options: StepOptions, *, sharded: bool, timeout: float) -> Commit:
+        """Returns the save of a step, with its options checked."""
+        saved = Saved.of(options)
+        saved.sharded, saved.timeout, saved.linking = sharded, timeout, self._linking
+        return Commit(self, step, saved, Writing.of(options))
+
+
+class Commit:
+    """The save of one step: it is encoded, and then called, which writes and commits.
+
+    Attributes:
+      path: The path of the checkpoint.
+      then: Called in process 0 after the commit, with a function that checks the claim of the
+        directory.
+      abandon: Called with the error if the save is never called.
+    """
+
+    def __init__(self, checkpoints: Checkpoints, step: int, saved: Saved, writing: Writing):
+        self.path = checkpoints.path(step)
+        self._checkpoints, self._step = checkpoints, step
+        self._saved, self._writing = saved, writing
+        self._writes: list[Any] = []  # of one; `encoded` returns it
+        self.abandon: Callable[[BaseException], object] | None = None
+        self.then: Callable[[Callable[[], None]], object] = lambda check: None
+
+    def encode(
+        self, state: Any, seconds: float, metrics: Any, local: Any, *, snapshot: bool
+    ) -> None:
+        """Encodes a state and its metadata; with `snapshot`, these may change afterwards."""
+        self._summary = describe(self._saved, self._step, seconds, metrics, local)
+        write = encoded(self.path, state, self._saved, self._writing, snapshot=snapshot)
+        self._writes, self.abandon = [write], write.abandon
+
+    def __call__(self, progress: Progress) -> None:
+        write = self._writes.pop()
+        if not write.leads:
+            write(progress)
+            return
+        is_sharded = bool(self._saved.sharded)
+        with contextlib.ExitStack() as stack:
+            try:
+                check = stack.enter_context(self._checkpoints.room_for(self._step, is_sharded))
+            except BaseException as error:
+                write.abandon(error)
+                raise
+            write(progress, check)
+            del write  # and the arrays with it
+            self._checkpoints.add(self._summary)
+            self.then(check)
