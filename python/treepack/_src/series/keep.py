@@ -9,7 +9,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from treepack._src.options import check, check_known
+from treepack._src.elsewhere import advised
+from treepack._src.options import check
 from treepack._src.printable import warn
 from treepack._src.runs.checkpoints import Checkpoints
 from treepack._src.runs.contents import Summary
@@ -66,7 +67,6 @@ class Keep:
         def __new__(cls, *args: Any, **rules: Any) -> Keep:
             if args:
                 raise TypeError(f"rules have names: pass Keep(last={args[0]!r:.100})")
-            check_known(cls, rules)
             return object.__new__(cls)
 
     def __post_init__(self) -> None:
@@ -106,6 +106,7 @@ class Keep:
 
 if not TYPE_CHECKING:  # `help` would show the signature of `__new__`
     Keep.__signature__ = inspect.signature(object.__new__(Keep).__init__)
+    Keep.__init__ = advised(Keep.__init__)
 
 
 def _is_count(value: Any) -> bool:

@@ -1,8 +1,4 @@
-"""Finds the newest intact checkpoint of a series, and loads it.
-
-process 0     a step ──▶ all          loads ──▶ intact, damaged, or an error ──▶ the next step,
-all others              ──▶ load, tell process 0                               or the end ──▶ all
-"""
+"""Finds the newest intact checkpoint of a series, and loads it, the same in all processes."""
 
 from __future__ import annotations
 
@@ -10,20 +6,18 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from treepack._src.api.structure import is_checkpoint
-from treepack._src.interop import jax as _jax
-from treepack._src.interop.group import Group, Message, text_of
+from treepack._src.interop.meeting import Meeting
 from treepack._src.options import ChoiceOptions
 from treepack._src.printable import warn
 from treepack._src.runs.checkpoints import Checkpoints
 from treepack._src.runs.contents import Contents, is_damage
 from treepack._src.runs.steps import CheckpointEntry
 from treepack._src.series.fast import Fast
-from treepack.errors import CorruptionError, OthersError, TreepackError
+from treepack.errors import CorruptionError, TreepackError
 
 # The number of retries if a checkpoint is removed while it is read, since later ones are saved.
 _ATTEMPTS = 5
@@ -80,7 +74,8 @@ class Resuming:
     skipped: list[tuple[int, BaseException]] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._index, self._count, _ = _jax.processes()
+        self._meeting = Meeting("resume", self.timeout, is_damage)
+        self._index, self._count = self._meeting.index, self._meeting.count
 
     def __call__(self) -> Loaded | None:
         """Loads the newest intact checkpoint, the same in all processes.
@@ -93,8 +88,7 @@ class Resuming:
         """
         if self.fast is not None:
             self.fast.check()
-        meeting = _meeting(self.timeout)
-        loaded = self._lead(meeting) if self._index == 0 else self._follow(meeting)
+        loaded = self._lead() if self._index == 0 else self._follow()
         directory = self.checkpoints.folder.directory.shown
         if loaded is None and not self.skipped and self._index == 0:
             self._warn_of_others(directory)
@@ -189,89 +183,38 @@ class Resuming:
         state = contents.load(self.template, verify=verify, timeout=timeout, **self.options)
         return Loaded(step, state, local, saved)
 
-    def _lead(self, meeting: Iterator[Group]) -> Loaded | None:
+    def _lead(self) -> Loaded | None:
         def attempt(step: int, checkpoints: Checkpoints, is_directory: bool) -> Loaded:
-            group = next(meeting)
-            group.announce(json.dumps({"step": step, "is_directory": is_directory}))
-            mine = self._outcome(step, checkpoints, is_directory)
-            messages = sorted(group.gather().items())
-            errors = [f"process {at}: {message.error}" for at, message in messages if message.error]
-            if errors and not _message(mine).error:
-                raise group.failed(errors)
-            damage = [
-                f"process {at}: {message.differs}" for at, message in messages if message.differs
-            ]
-            if damage and not isinstance(mine, Exception):
-                raise CorruptionError("; ".join(damage))
-            return _result(mine)
+            work = functools.partial(self._read, step, checkpoints, is_directory)
+            return self._meeting.attempt([step, is_directory], work)
 
-        try:
-            loaded = self._search(attempt)
-        except BaseException as error:
-            next(meeting).announce(json.dumps({"error": text_of(error)}))
-            raise
-        skipped = [
+        return self._meeting.lead(functools.partial(self._search, attempt), self._end)
+
+    def _end(self, loaded: Loaded | None) -> Any:
+        """Returns the end of the search, for the other processes."""
+        return loaded is not None, [
             [step, str(error), isinstance(error, UnfinishedError)] for step, error in self.skipped
         ]
-        end = {"found": None if loaded is None else loaded.step, "skipped": skipped}
-        next(meeting).announce(json.dumps(end))
-        return loaded
 
-    def _follow(self, meeting: Iterator[Group]) -> Loaded | None:
-        mine: Loaded | Exception | None = None
-        while True:
-            group = next(meeting)
-            message = json.loads(group.announced())
-            if "step" in message:
-                mine = self._outcome(message["step"], self.checkpoints, message["is_directory"])
-                group.tell(_message(mine))
-                continue
-            if _message(mine).error:
-                return _result(mine)
-            if "error" in message:
-                raise OthersError(f"process 0 cannot resume: {message['error']}")
-            self.skipped = [
-                (step, UnfinishedError(text) if is_unfinished else CorruptionError(text))
-                for step, text, is_unfinished in message["skipped"]
-            ]
-            return None if message["found"] is None or mine is None else _result(mine)
+    def _follow(self) -> Loaded | None:
+        loaded, (is_found, skipped) = self._meeting.follow(
+            lambda task: self._read(task[0], self.checkpoints, task[1])
+        )
+        self.skipped = [
+            (step, UnfinishedError(text) if is_unfinished else CorruptionError(text))
+            for step, text, is_unfinished in skipped
+        ]
+        return loaded if is_found else None
 
-    def _outcome(
-        self, step: int, checkpoints: Checkpoints, is_directory: bool
-    ) -> Loaded | Exception:
-        """Returns the checkpoint of a step, or the error in loading it."""
-        try:
-            return checkpoints.read(
-                step,
-                functools.partial(self._load, step),
-                is_directory=is_directory,
-                is_whole=self.is_verified or self.options.get("select") is None,
-                mmap=self.mmap is not False if is_directory else bool(self.mmap),
-                max_size=self.max_size,
-            )
-        except Exception as error:
-            return error
-
-
-def _result(outcome: Loaded | Exception | None) -> Loaded:
-    """Returns a loaded checkpoint, or raises its error."""
-    if isinstance(outcome, Exception):
-        raise outcome
-    assert outcome is not None
-    return outcome
-
-
-def _message(outcome: Loaded | Exception | None) -> Message:
-    """Returns the message to process 0: `error`, or for damage `differs`.
-
-    An error of another process counts as damage: that process sends it.
-    """
-    if not isinstance(outcome, Exception):
-        return Message()
-    text = text_of(outcome)
-    if is_damage(outcome) or isinstance(outcome, OthersError):
-        return Message(differs=text)
-    return Message(error=text)
+    def _read(self, step: int, checkpoints: Checkpoints, is_directory: bool) -> Loaded:
+        return checkpoints.read(
+            step,
+            functools.partial(self._load, step),
+            is_directory=is_directory,
+            is_whole=self.is_verified or self.options.get("select") is None,
+            mmap=self.mmap is not False if is_directory else bool(self.mmap),
+            max_size=self.max_size,
+        )
 
 
 def _is_gone(checkpoints: Checkpoints, step: int, error: Exception) -> bool:
@@ -280,20 +223,3 @@ def _is_gone(checkpoints: Checkpoints, step: int, error: Exception) -> bool:
     if entry is None or isinstance(error, UnfinishedError):
         return entry is None
     return not entry.is_complete or isinstance(error, FileNotFoundError)
-
-
-# The number of resumes of all processes.
-_rounds = itertools.count()
-
-# The messages of a round that all processes have finished.
-_left: list[str] = []
-
-
-def _meeting(timeout: float) -> Iterator[Group]:
-    """Yields the rounds of messages of one call of `resume` in all processes."""
-    place, count = f"series/{next(_rounds)}", _jax.processes()[1]
-    for number in itertools.count():
-        folder = f"{place}/{number}"
-        old = _left.pop() if _left else None
-        _left.append(folder)
-        yield Group(timeout, members=range(count), folder=folder, old=old, call="resume")

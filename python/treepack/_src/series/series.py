@@ -12,6 +12,7 @@ from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 from treepack._src.elsewhere import Hinting, advised, called
 from treepack._src.interop import jax as _jax
+from treepack._src.interop.preemption import Preemption
 from treepack._src.options import (
     TIMEOUT_S,
     ChoiceOptions,
@@ -29,7 +30,6 @@ from treepack._src.saving.background import OneByOne, Saving
 from treepack._src.series.fast import Fast
 from treepack._src.series.intervals import Intervals
 from treepack._src.series.keep import Keep, best_steps, check_mode, quoted, tidy
-from treepack._src.series.preemption import Preemption
 from treepack._src.series.resuming import Resuming
 from treepack._src.storage.address import Location
 from treepack.errors import TreepackError

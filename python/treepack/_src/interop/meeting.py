@@ -1,0 +1,120 @@
+"""Lets all processes attempt the same, which process 0 chooses, until an attempt succeeds.
+
+process 0     a task ──▶ all     attempts ──▶ success, damage, or an error ──▶ the next task,
+all others              ──▶ attempt, tell process 0                           or the end ──▶ all
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from treepack._src.interop import jax as _jax
+from treepack._src.interop.group import Group, Message, text_of
+from treepack.errors import CorruptionError, OthersError
+
+T = TypeVar("T")
+
+# The number of meetings of all processes.
+_meetings = itertools.count()
+
+# The messages of a round that all processes have finished.
+_left: list[str] = []
+
+
+class Meeting:
+    """The rounds of messages of one call in all processes; tasks and results are values for JSON.
+
+    Attributes:
+      index: The number of this process.
+      count: The number of processes.
+    """
+
+    def __init__(self, call: str, timeout: float, is_damage: Callable[[BaseException], bool]):
+        """`is_damage` returns whether after an error, another task may succeed."""
+        self.index, self.count, _ = _jax.processes()
+        self._call, self._timeout, self._is_damage = call, timeout, is_damage
+        self._place, self._rounds = f"{call}/{next(_meetings)}", itertools.count()
+
+    def _round(self) -> Group:
+        folder = f"{self._place}/{next(self._rounds)}"
+        old = _left.pop() if _left else None
+        _left.append(folder)
+        members = range(self.count)
+        return Group(self._timeout, members=members, folder=folder, old=old, call=self._call)
+
+    def attempt(self, task: Any, work: Callable[[], T]) -> T:
+        """Does a task in all processes; for process 0.
+
+        Raises:
+          CorruptionError: If it is damaged for another process.
+          OthersError: If it fails in another process.
+        """
+        group = self._round()
+        group.announce(json.dumps({"task": task}))
+        mine = _outcome(work)
+        messages = sorted(group.gather().items())
+        errors = [f"process {at}: {message.error}" for at, message in messages if message.error]
+        if errors and not self._message(mine).error:
+            raise group.failed(errors)
+        damage = [f"process {at}: {message.differs}" for at, message in messages if message.differs]
+        if damage and not isinstance(mine, Exception):
+            raise CorruptionError("; ".join(damage))
+        return _result(mine)
+
+    def lead(self, search: Callable[[], T], text: Callable[[T], Any]) -> T:
+        """Returns the result of a search by attempts, and sends all others its text or error."""
+        try:
+            found = search()
+        except BaseException as error:
+            self._round().announce(json.dumps({"error": text_of(error)}))
+            raise
+        self._round().announce(json.dumps({"end": text(found)}))
+        return found
+
+    def follow(self, work: Callable[[Any], T]) -> tuple[T | None, Any]:
+        """Does the tasks of process 0; returns the last result and the text of the search.
+
+        Raises:
+          Exception: If the last task has failed, or process 0 has.
+        """
+        mine: T | Exception | None = None
+        while True:
+            group = self._round()
+            message = json.loads(group.announced())
+            if "task" in message:
+                mine = _outcome(lambda: work(message["task"]))  # noqa: B023
+                group.tell(self._message(mine))
+                continue
+            if self._message(mine).error:
+                _result(mine)
+            if "error" in message:
+                raise OthersError(f"process 0 cannot {self._call}: {message['error']}")
+            return None if isinstance(mine, Exception) else mine, message["end"]
+
+    def _message(self, outcome: object) -> Message:
+        """Returns the message to process 0: `error`, or for damage `differs`.
+
+        An error of another process counts as damage: that process sends it.
+        """
+        if not isinstance(outcome, Exception):
+            return Message()
+        text = text_of(outcome)
+        if self._is_damage(outcome) or isinstance(outcome, OthersError):
+            return Message(differs=text)
+        return Message(error=text)
+
+
+def _outcome(work: Callable[[], T]) -> T | Exception:
+    try:
+        return work()
+    except Exception as error:
+        return error
+
+
+def _result(outcome: T | Exception) -> T:
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
