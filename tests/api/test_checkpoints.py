@@ -407,7 +407,7 @@ def test_a_save_is_complete_if_old_checkpoints_cannot_be_deleted(
     for step in (1, 2):
         checkpoints.save_checkpoint(tmp_path, {"a": step}, step, keep=9)
     if how == "listing":
-        monkeypatch.setattr(Steps, "listing", lambda _: fails(None, [tmp_path.name]))
+        monkeypatch.setattr(Steps, "ordered", lambda _: fails(None, [tmp_path.name]))
     else:
         monkeypatch.setattr(Address, "remove_files", fails)
     manager = checkpoints.AsyncManager() if how == "background" else None

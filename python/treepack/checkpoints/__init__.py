@@ -30,10 +30,10 @@ from typing import Any, Unpack
 from treepack import serialization
 from treepack._src.api.files import save
 from treepack._src.interop import jax as _jax
-from treepack._src.options import FileWriteOptions, RestoreOptions, StorageOptions, check, takes
+from treepack._src.options import FileWriteOptions, RestoreOptions, StorageOptions, takes
 from treepack._src.saving.background import Saving
 from treepack._src.saving.sharded import is_distributed
-from treepack._src.storage.address import Address, Location
+from treepack._src.storage.address import Location
 from treepack.checkpoints._linen import MODULE_NUM_RE, convert_pre_linen
 from treepack.checkpoints._manager import AsyncManager
 from treepack.checkpoints._names import (
@@ -156,8 +156,7 @@ def save_checkpoint(
     folder, name = given.fixed(), given.name(step)
     commit = functools.partial(tidy, folder, name, keep, overwrite, keep_every_n_steps)
     if orbax_checkpointer is not None:
-        save_by_orbax(folder.path(name), target, orbax_checkpointer, overwrite=overwrite)
-        if _jax.processes()[0] == 0:
+        if save_by_orbax(folder.path(name), target, orbax_checkpointer, overwrite=overwrite):
             commit()
         return given.path(name).plain
     if not overwrite:
@@ -258,12 +257,11 @@ def save_checkpoint_multiprocess(
             "in one directory per step, in the background with async_manager="
         )
     _wait_for(async_manager, orbax_checkpointer)
-    _jax.wait_for_all("treepack: earlier saves")
+    is_first = _jax.wait_for_all("treepack: earlier saves") == 0
     given = Steps.at(ckpt_dir, prefix, options.pop("storage_options", None))
     folder, name = given.fixed(), given.name(step)
     path = folder.path(name)
     commit = functools.partial(tidy, folder, name, keep, overwrite, keep_every_n_steps)
-    is_first = _jax.processes()[0] == 0
     if orbax_checkpointer is not None:
         if is_first:
             commit()  # before the save: an asynchronous checkpointer has no callback
@@ -282,7 +280,7 @@ def save_checkpoint_multiprocess(
     return given.path(name).plain
 
 
-@takes(RestoreOptions, strict=False, mmap=False)
+@takes(RestoreOptions, early=True, strict=False, mmap=False)
 def restore_checkpoint(
     ckpt_dir: Location,
     target: PyTree | None,
@@ -350,8 +348,6 @@ def restore_checkpoint(
     options = {"strict": False, "mmap": False, **options}
     if not parallel:
         options["threads"] = 1
-    for name, value in options.items():
-        check(name, value)  # also if there is no checkpoint
     _wait_for(None, orbax_checkpointer)
     restored = Restoring(
         *(target, {**options}, allow_partial_mpa_restoration),
@@ -359,11 +355,11 @@ def restore_checkpoint(
     )
     steps = Steps(root.directory, prefix)
     if step is not None:
-        path, inside = steps.path(steps.name(step)), steps.inside(steps.name(step))
+        entry = steps.entry(steps.name(step))
         try:
-            return restored(path, inside)
+            return restored(entry)
         except (FileNotFoundError, NotADirectoryError):
-            if inside is not None:
+            if entry.is_directory:
                 raise
             numbers: list[str] = []
             with contextlib.suppress(NotADirectoryError):
@@ -371,26 +367,26 @@ def restore_checkpoint(
             there = (
                 f"there are the steps {', '.join(numbers)}" if numbers else "there is no checkpoint"
             )
-            message = f"Matching checkpoint not found: {path.shown}; {there}"
+            message = f"Matching checkpoint not found: {entry.path.shown}; {there}"
             raise ValueError(message) from None
-    inside = root.inside()
-    if inside is None:
+    itself = root.entry()
+    if not itself.is_directory:
         try:
-            return restored(root.directory, None)
+            return restored(itself)
         except (FileNotFoundError, NotADirectoryError):
             with contextlib.suppress(NotADirectoryError):
                 steps.listing()  # an error if there is a directory that may not be listed
             return target
-    if is_checkpoint(inside):
-        return restored(root.directory, inside)
-    listing = steps.listing(inside if steps.directory == root.directory else None)
+    if is_checkpoint(itself):
+        return restored(itself)
+    listing = steps.ordered(itself if steps.directory == root.directory else None)
     while (last := listing.newest()) is not None:
         try:
-            return restored(steps.path(last[0]), last[1])
+            return restored(last)
         except Exception:
-            if last[0] in steps.names():
+            if last.name in steps.names():
                 raise
-            listing = steps.listing()  # another process saved a newer one and removed it
+            listing = steps.ordered()  # another process saved a newer one and removed it
     return target
 
 
@@ -415,9 +411,8 @@ def latest_checkpoint(
       >>> checkpoints.latest_checkpoint(directory) == path
       True
     """
-    steps = Steps(Address.or_data(ckpt_dir, storage_options), prefix)
-    last = steps.listing().newest()
-    return None if last is None else steps.path(last[0]).plain
+    last = Steps.given(ckpt_dir, prefix, storage_options).ordered().newest()
+    return None if last is None else last.path.plain
 
 
 def available_steps(
@@ -447,8 +442,8 @@ def available_steps(
       >>> checkpoints.available_steps(directory)
       [9, 10]
     """
-    directory = Address.or_data(ckpt_dir, storage_options)
-    return [step_type(step) for step in Steps(directory, prefix).steps()]
+    steps = Steps.given(ckpt_dir, prefix, storage_options).steps()
+    return [step_type(step) for step in steps]
 
 
 def __dir__() -> list[str]:

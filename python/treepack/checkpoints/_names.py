@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from treepack._src.options import StorageOptions
-from treepack._src.runs.steps import Folder, Listing
-from treepack._src.storage.address import Address
+from treepack._src.runs.steps import CheckpointEntry, Folder
 
 _NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 
@@ -78,7 +77,7 @@ class Steps(Folder):
     @classmethod
     def at(cls, ckpt_dir: Any, prefix: str, storage_options: StorageOptions) -> Steps:
         """Returns those at a path or URL, as flax normalizes it: `a/../b` is `b`."""
-        directory = Address.directory(ckpt_dir, storage_options)
+        directory = cls.given(ckpt_dir, "", storage_options).directory.normal()
         if directory.is_local:
             directory = directory.like(safe_normpath(directory))
         return cls(directory, prefix)
@@ -87,42 +86,41 @@ class Steps(Folder):
         """Returns the sort key of a name, without the prefix."""
         return sort_key(name.removeprefix(self.begin))
 
-    def listing(self, inside: list[Any] | None = None) -> StepListing:
-        """Lists the directory, unless its entries are known."""
-        return StepListing(self, super().listing().entries if inside is None else inside)
+    def ordered(self, itself: CheckpointEntry | None = None) -> Ordered:
+        """Lists the directory, unless the entries in it are known."""
+        return Ordered(self, None if itself is None else itself.inside())
 
     def names(self) -> list[str]:
         """Returns the names of all complete checkpoints, in order."""
-        return [entry.name for entry in self.listing().checkpoints if entry.is_complete]
+        return [entry.name for entry in self.ordered().checkpoints if entry.is_complete]
 
     def steps(self) -> list[str]:
         """Returns the steps of all complete checkpoints, in order."""
         return [name.removeprefix(self.begin) for name in self.names()]
 
 
-class StepListing(Listing):
-    """The content of the directory at one time.
+class Ordered:
+    """The checkpoints in the directory at one time, in order.
 
     Attributes:
-      checkpoints: The entries that are, or will be, checkpoints, in order.
+      listing: The content of the directory.
+      checkpoints: The entries that are, or will be, checkpoints.
     """
 
-    def __init__(self, folder: Steps, inside: list[Any]):
-        super().__init__(folder, inside)
-        self._key = folder.key
+    def __init__(self, folder: Steps, inside: list[Any] | None):
+        self.listing, self._key = folder.listing(inside), folder.key
         checkpoints = [
             entry
-            for entry in self.begun()
+            for entry in self.listing.begun()
             if entry.name != folder.name(TEMPORARY)
             and not entry.name.endswith(MP_ARRAY_POSTFIX)
             and _ORBAX_TEMPORARY not in entry.name
         ]
         self.checkpoints = sorted(checkpoints, key=lambda checkpoint: folder.key(checkpoint.name))
 
-    def newest(self) -> tuple[str, list[Any] | None] | None:
-        """Returns the name of the last complete checkpoint, and the entries in it."""
-        complete = (entry for entry in reversed(self.checkpoints) if entry.is_complete)
-        return next(((entry.name, entry.inside()) for entry in complete), None)
+    def newest(self) -> CheckpointEntry | None:
+        """Returns the last complete checkpoint."""
+        return next((entry for entry in reversed(self.checkpoints) if entry.is_complete), None)
 
     def unfinished(self) -> list[str]:
         """Returns the names of sharded checkpoints whose save has not ended."""

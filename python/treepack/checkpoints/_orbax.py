@@ -9,7 +9,7 @@ import numpy as np
 
 from treepack import serialization
 from treepack._src.options import Strict
-from treepack._src.storage.address import Address
+from treepack._src.runs.steps import CheckpointEntry
 
 ORBAX_CKPT_FILENAME = "checkpoint"
 """A file that old checkpoints of Orbax have."""
@@ -28,8 +28,8 @@ def is_of_orbax(names: Iterable[str]) -> bool:
     return not _MARKS.isdisjoint(names)
 
 
-def save_by_orbax(path: str, target: Any, checkpointer: Any, *, overwrite: bool) -> None:
-    """Saves a tree with a checkpointer.
+def save_by_orbax(path: str, target: Any, checkpointer: Any, *, overwrite: bool) -> bool:
+    """Saves a tree with a checkpointer; returns whether this is process 0.
 
     Raises:
       ValueError: If the tree is one leaf.
@@ -44,13 +44,14 @@ def save_by_orbax(path: str, target: Any, checkpointer: Any, *, overwrite: bool)
             "dict, or pass a checkpointer with an ArrayCheckpointHandler"
         )
     checkpointer.save(path, target, force=overwrite)
+    return jax.process_index() == 0
 
 
 def restore_by_orbax(
-    path: Address, target: Any, checkpointer: Any, transforms: Any, *, strict: Strict
+    entry: CheckpointEntry, target: Any, checkpointer: Any, transforms: Any, *, strict: Strict
 ) -> Any:
     """Restores a tree of Orbax, with the shardings of a target."""
-    ocp = _needed(f"{path.shown!r} is a checkpoint of Orbax")
+    ocp = _needed(f"{entry.path.shown!r} is a checkpoint of Orbax")
     checkpointer = checkpointer or ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
     options: dict[str, Any] = {}
     if target is not None:
@@ -58,7 +59,7 @@ def restore_by_orbax(
         if isinstance(checkpointer.handler, ocp.PyTreeCheckpointHandler):
             options["transforms"] = _transforms(ocp, target) if transforms is None else transforms
     state = serialization.to_state_dict(
-        checkpointer.restore(path.absolute(), item=target, **options)
+        checkpointer.restore(entry.path.absolute(), item=target, **options)
     )
     return state if target is None else serialization.from_state_dict(target, state, strict=strict)
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from typing import Any
 
 from treepack import serialization
 from treepack._src.api.files import load
-from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.interop.modules import error_class
 from treepack._src.pytree.references import FLAX_REFERENCE, flax_references
-from treepack._src.storage.address import Address
+from treepack._src.runs.steps import CheckpointEntry
 from treepack._src.storage.naming import naming
 from treepack.checkpoints._orbax import is_of_orbax, restore_by_orbax
 from treepack.errors import MultiprocessArrayError
@@ -20,14 +18,9 @@ MP_ARRAY_PH = FLAX_REFERENCE
 """The prefix of placeholders for arrays that flax keeps in TensorStore beside the file."""
 
 
-def is_checkpoint(inside: Iterable[Any] | None) -> bool:
-    """Returns whether a directory with these entries is itself a checkpoint."""
-    names = _names(inside)
-    return MANIFEST in names or is_of_orbax(names)
-
-
-def _names(inside: Iterable[Any] | None) -> set[str]:
-    return {entry.name for entry in inside or ()}
+def is_checkpoint(directory: CheckpointEntry) -> bool:
+    """Returns whether a directory is itself a checkpoint."""
+    return directory.is_sharded or is_of_orbax(directory.names())
 
 
 @dataclasses.dataclass
@@ -48,18 +41,18 @@ class Restoring:
     checkpointer: Any
     transforms: Any
 
-    def __call__(self, path: Address, inside: Iterable[Any] | None) -> Any:
-        """Returns the tree at a path; `inside` has the entries in it if it is a directory."""
-        target, options, names = self.target, self.options, _names(inside)
+    def __call__(self, entry: CheckpointEntry) -> Any:
+        """Returns the tree of a checkpoint."""
+        target, options, path = self.target, self.options, entry.path
         with naming(path):
-            if MANIFEST in names:
+            if entry.is_sharded:
                 if target is None:
                     return load(path, arrays="numpy", **options)
                 state = load(path, serialization.to_state_dict(target), **options)
                 return serialization.from_state_dict(target, state, strict=options["strict"])
-            if is_of_orbax(names):
+            if is_of_orbax(entry.names()):
                 return restore_by_orbax(
-                    path, target, self.checkpointer, self.transforms, strict=options["strict"]
+                    entry, target, self.checkpointer, self.transforms, strict=options["strict"]
                 )
             for_files = {key: value for key, value in options.items() if key not in _SHARING}
             tree = serialization.load_from_file(target, path, **for_files)

@@ -6,10 +6,9 @@ import contextlib
 from pathlib import Path
 
 from treepack._src.interop.modules import error_class
-from treepack._src.printable import warn
 from treepack._src.runs.steps import spaced
 from treepack.checkpoints._names import MP_ARRAY_POSTFIX, TEMPORARY, Steps
-from treepack.errors import InvalidCheckpointError, TreepackError
+from treepack.errors import InvalidCheckpointError
 
 
 def check_newest(folder: Steps, name: str) -> None:
@@ -18,7 +17,7 @@ def check_newest(folder: Steps, name: str) -> None:
     Raises:
       InvalidCheckpointError: If there is one of this step, or of a later one.
     """
-    others = folder.listing().like(name, earlier=False)
+    others = folder.ordered().like(name, earlier=False)
     if others and (name in others or folder.key(others[-1]) > folder.key(name)):
         error = error_class(InvalidCheckpointError, "flax.errors", "InvalidCheckpointError")
         raise error(
@@ -42,34 +41,28 @@ def tidy(
     Warns:
       UserWarning: If some cannot be removed: the save is complete.
     """
-    try:
-        _tidy(folder, saved, keep, overwrite, keep_every_n_steps)
-    except (OSError, TreepackError) as error:
-        warn(f"the save is complete, but older checkpoints could not be removed: {error}")
-
-
-def _tidy(
-    folder: Steps, saved: str, keep: int, overwrite: bool, keep_every_n_steps: int | None
-) -> None:
-    listing = folder.listing()
-    names = listing.like(saved)
-    gone: list[str] = []
-    if overwrite and saved in names:
-        end = names.index(saved) + 1
-        gone = names[end:]
-        names = names[:end]
-    older = names[:-keep] if len(names) > keep else []
-    kept: set[str] = set()
-    if keep_every_n_steps:
-        steps = ((name, numbers[-2]) for name in older if len(numbers := folder.key(name)) > 1)
-        kept = {*spaced(((name, step) for name, step in steps if step), keep_every_n_steps)}
-    gone += [name for name in older if name not in kept]
-    there = {entry.name for entry in listing.entries}
-    gone = [each for name in gone for each in (name, name + MP_ARRAY_POSTFIX) if each in there]
-    key = folder.key(saved)
-    listing.remove(gone, [name for name in listing.unfinished() if folder.key(name) < key])
-    temporary = folder.name(TEMPORARY)
-    files = {entry.name for entry in listing.entries if not entry.is_directory}
-    if folder.is_local and temporary in files:
-        with contextlib.suppress(OSError):
-            Path(folder.path(temporary)).unlink(missing_ok=True)
+    with folder.tidying("the save is complete"):
+        there = folder.ordered()
+        names, listing = there.like(saved), there.listing
+        gone: list[str] = []
+        if overwrite and saved in names:
+            end = names.index(saved) + 1
+            gone = names[end:]
+            names = names[:end]
+        older = names[:-keep] if len(names) > keep else []
+        kept: set[str] = set()
+        if keep_every_n_steps:
+            steps = ((name, numbers[-2]) for name in older if len(numbers := folder.key(name)) > 1)
+            kept = {*spaced(((name, step) for name, step in steps if step), keep_every_n_steps)}
+        gone += [name for name in older if name not in kept]
+        all_names = {entry.name for entry in listing.entries}
+        gone = [
+            each for name in gone for each in (name, name + MP_ARRAY_POSTFIX) if each in all_names
+        ]
+        key = folder.key(saved)
+        listing.remove(gone, [name for name in there.unfinished() if folder.key(name) < key])
+        temporary = folder.name(TEMPORARY)
+        files = {entry.name for entry in listing.entries if not entry.is_directory}
+        if folder.is_local and temporary in files:
+            with contextlib.suppress(OSError):
+                Path(folder.path(temporary)).unlink(missing_ok=True)

@@ -74,8 +74,10 @@ class ReplacedError(CorruptionError):
 def unless_replaced(work: Callable[[], T]) -> T:
     """Calls `work`, and retries if the checkpoint that it reads is replaced."""
     for _ in range(_ATTEMPTS):
-        with contextlib.suppress(ReplacedError):
+        try:
             return work()
+        except ReplacedError:
+            continue
     return work()
 
 

@@ -174,12 +174,14 @@ def client() -> Any:
     return None if distributed is None else distributed.global_state.client
 
 
-def wait_for_all(name: str) -> None:
-    """Waits until all processes call this with the same name."""
-    if processes()[1] > 1:
+def wait_for_all(name: str) -> int:
+    """Waits until all processes call this with the same name; returns the index of this one."""
+    index, count, _ = processes()
+    if count > 1:
         from jax.experimental.multihost_utils import sync_global_devices
 
         sync_global_devices(name)
+    return index
 
 
 def has_preemption_service() -> bool:

@@ -244,18 +244,18 @@ class Commit:
         self._writes, self.abandon = [write], write.abandon
 
     def __call__(self, progress: Progress) -> None:
-        write = self._writes.pop()
-        if not write.leads:
-            write(progress)
+        writes = self._writes  # popped, so that its arrays do not stay
+        if not writes[0].leads:
+            writes.pop()(progress)
             return
         is_sharded = bool(self._saved.sharded)
-        with contextlib.ExitStack() as stack:
-            try:
-                check = stack.enter_context(self._checkpoints.room_for(self._step, is_sharded))
-            except BaseException as error:
-                write.abandon(error)
-                raise
-            write(progress, check)
-            del write  # and the arrays with it
-            self._checkpoints.add(self._summary)
-            self.then(check)
+        check: Callable[[], None] | None = None
+        try:
+            with self._checkpoints.room_for(self._step, is_sharded) as check:
+                writes.pop()(progress, check)
+                self._checkpoints.add(self._summary)
+                self.then(check)
+        except BaseException as error:
+            if check is None:
+                writes.pop().abandon(error)
+            raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 import os
@@ -13,10 +14,12 @@ from typing import Any, Self, TypeVar
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.interop import jax as _jax
 from treepack._src.options import StorageOptions
+from treepack._src.printable import warn
 from treepack._src.saving.checkpoints import claimed, remove_unfinished
 from treepack._src.saving.directory import has_other_files, interrupted, is_unfinished, warn_of_kept
 from treepack._src.storage.address import Address, Location
 from treepack._src.storage.store import Entry
+from treepack.errors import TreepackError
 
 T = TypeVar("T")
 
@@ -70,6 +73,11 @@ class Folder:
         """Returns one by a path that the working directory does not change."""
         return cls(Address.of(location, storage_options).fixed(), prefix)
 
+    @classmethod
+    def given(cls, location: Location, prefix: str, storage_options: StorageOptions = None) -> Self:
+        """Returns one by the path as it is given."""
+        return cls(Address.directory(location, storage_options), prefix)
+
     @property
     def is_local(self) -> bool:
         """Whether the directory is one of the system."""
@@ -92,17 +100,19 @@ class Folder:
     def name(self, step: object) -> str:
         return f"{self.begin}{_jax.fetched(step)}"
 
-    def path(self, name: str) -> Address:
-        return self.directory / name
+    def path(self, name: str = "") -> Address:
+        """Returns the path of a checkpoint, or of the directory."""
+        return self.directory / name if name else self.directory
 
     def fixed(self) -> Self:
         """Returns the same folder, by a path that the working directory does not change."""
         directory = self.directory.absolute()
         return self if directory == self.directory else type(self)(directory, self.begin)
 
-    def inside(self, name: str = "") -> list[Entry] | None:
-        """Returns the entries in a checkpoint, or in the directory; `None` if it is a file."""
-        return (self.path(name) if name else self.directory).listed()
+    def entry(self, name: str = "") -> CheckpointEntry:
+        """Returns the entry of a checkpoint, or of the directory; a missing one is a file."""
+        inside = self.path(name).listed()
+        return CheckpointEntry(self, Entry(name, inside is not None), inside)
 
     def pin(self, name: str) -> None:
         """Writes the file that pins a checkpoint."""
@@ -129,8 +139,23 @@ class Folder:
         is_step = name.startswith(self.begin) and _INTEGER.fullmatch(text)
         return int(text) if is_step else None
 
-    def listing(self) -> Listing:
-        return Listing(self, self.directory.entries(hidden=self.begin.startswith(".")))
+    def listing(self, entries: list[Entry] | None = None) -> Listing:
+        """Lists the directory, unless its entries are known."""
+        if entries is None:
+            entries = self.directory.entries(hidden=self.begin.startswith("."))
+        return Listing(self, entries)
+
+    @contextlib.contextmanager
+    def tidying(self, done: str) -> Iterator[None]:
+        """Lets a block remove old checkpoints.
+
+        Warns:
+          UserWarning: If they cannot be removed; it begins with `done`.
+        """
+        try:
+            yield
+        except (OSError, TreepackError) as error:
+            warn(f"{done}, but older checkpoints could not be removed: {error}")
 
     def numbered(self) -> dict[int, CheckpointEntry]:
         """Returns the numbered entries of a new listing."""
@@ -145,16 +170,24 @@ class CheckpointEntry:
       is_directory: Whether it is a directory.
     """
 
-    def __init__(self, folder: Folder, entry: Entry):
+    def __init__(self, folder: Folder, entry: Entry, inside: list[Entry] | None = None):
         self.name, self.is_directory = entry.name, entry.is_directory
-        self._folder = folder
-        self._inside: list[Entry] | None = None
+        self._folder, self._inside = folder, inside
+
+    @property
+    def path(self) -> Address:
+        return self._folder.path(self.name)
 
     def inside(self) -> list[Entry] | None:
         """Returns the entries in it, or `None` if it is a file."""
         if self.is_directory and self._inside is None:
-            self._inside = self._folder.path(self.name).entries()
+            self._inside = self.path.entries()
         return self._inside
+
+    def names(self) -> set[str]:
+        """Returns the names in it; none if it is a file."""
+        inside = self.inside()
+        return {entry.name for entry in inside} if inside else set()
 
     @property
     def is_complete(self) -> bool:
@@ -163,9 +196,14 @@ class CheckpointEntry:
         return inside is None or not is_unfinished(entry.name for entry in inside)
 
     @property
+    def is_sharded(self) -> bool:
+        """Whether it is a directory with a manifest."""
+        return MANIFEST in self.names()
+
+    @property
     def is_special(self) -> bool:
         """Whether it is a pipe, a device or the like."""
-        return self._folder.path(self.name).is_special()
+        return self.path.is_special()
 
     @property
     def is_foreign(self) -> bool:

@@ -309,12 +309,17 @@ class OneByOne(Executor):
         self._begin(saving, at_once=at_once, abandon=abandon)
         return saving
 
-    def later(self, path: Address, work: Callable[[], None]) -> Saving:
-        """Begins work in a thread, which there waits for earlier work; `path` is for messages."""
+    def later(self, path: Address, work: Callable[[Saving], None]) -> Saving:
+        """Begins work in a thread, which there waits for earlier work.
+
+        Args:
+          path: The path for messages.
+          work: The work; called with the result of this method.
+        """
 
         def write(_: Progress) -> None:
             self.wait(saving)
-            work()
+            work(saving)
 
         saving = Saving(path, write, None)
         self._begin(saving, waits=False)

@@ -17,7 +17,6 @@ import functools
 import math
 import secrets
 import shutil
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -48,8 +47,8 @@ class Fast:
         self.checkpoints = checkpoints
         self._durable, self._keep = durable, keep
         self._line = OneByOne("copies", durable.folder.real)
-        # The copies, each with whether it may miss checkpoints that are committed from now on.
-        self._copies: list[tuple[Saving, threading.Event]] = []
+        # The copies, and whether each has looked: it may miss checkpoints that are committed later.
+        self._copies: dict[Saving, bool] = {}
         self._run: bytes | None = None  # the random name of the run, once it is known
         self._saved = self._copied = -1  # the last step that was saved here, and that was copied
 
@@ -144,13 +143,10 @@ class Fast:
                 self._begin()
 
     def _begin(self) -> None:
-        if any(
-            not has_looked.is_set() and not copying.done() for copying, has_looked in self._copies
-        ):
-            return
-        has_looked = threading.Event()
-        work = functools.partial(self._copy_all, has_looked)
-        self._copies.append((self._line.later(self._durable.folder.directory, work), has_looked))
+        copies = self._copies.copy().items()
+        if all(has_looked or copying.done() for copying, has_looked in copies):
+            copying = self._line.later(self._durable.folder.directory, self._copy_all)
+            self._copies.setdefault(copying, False)
 
     def finish(self) -> None:
         """Waits until all checkpoints are copied.
@@ -179,16 +175,15 @@ class Fast:
     def _take(self, *, are_done: bool) -> list[Saving]:
         """Removes and returns the tasks that copy: all, or those that have ended."""
         taken = []
-        for pair in [*self._copies]:
-            if pair[0].done() or not are_done:
-                with contextlib.suppress(ValueError):  # another thread took it
-                    self._copies.remove(pair)
-                    taken.append(pair[0])
+        for copying in [*self._copies]:
+            is_taken = copying.done() or not are_done
+            if is_taken and self._copies.pop(copying, None) is not None:  # else another thread did
+                taken.append(copying)
         return taken
 
-    def _copy_all(self, has_looked: threading.Event) -> None:
+    def _copy_all(self, copying: Saving) -> None:
         """Copies the uncopied checkpoints, the oldest first, and removes old ones."""
-        has_looked.set()
+        self._copies[copying] = True
         self.check(bind=self._run is not None, afresh=True)
         tried: set[tuple[int, float | None]] = set()
         errors: list[BaseException] = []

@@ -15,7 +15,6 @@ from treepack._src.printable import warn
 from treepack._src.runs.checkpoints import Checkpoints
 from treepack._src.runs.contents import Summary
 from treepack._src.runs.steps import spaced
-from treepack.errors import TreepackError
 
 # The number of metrics that a warning names.
 _MOST_NAMES = 5
@@ -151,8 +150,8 @@ def tidy(
     """
     if keep is None:
         return
-    try:
-        folder = checkpoints.folder
+    folder = checkpoints.folder
+    with folder.tidying(f"step {saved} is saved"):
         listing = folder.listing()
         numbered = listing.numbered()
         complete = checkpoints.complete(numbered)
@@ -177,5 +176,3 @@ def tidy(
                 f"metrics has {has}, keep asks for {keep.best[0]!r:.100}: until a checkpoint has "
                 "it, none with metrics is removed"
             )
-    except (OSError, TreepackError) as error:
-        warn(f"step {saved} is saved, but older checkpoints could not be removed: {error}")

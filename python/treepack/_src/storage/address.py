@@ -132,7 +132,7 @@ class Address(str):
 
     @classmethod
     def directory(cls, given: Any, storage_options: Mapping[str, Any] | None = None) -> Address:
-        """Returns the normal address of a directory.
+        """Returns the address of a directory, as it is given.
 
         Raises:
           TypeError: If it has another type.
@@ -141,7 +141,7 @@ class Address(str):
         if not isinstance(directory, Address):
             kind = type(directory).__name__
             raise TypeError(f"expected the path of a directory, which comes first, got {kind}")
-        return directory.normal()
+        return directory
 
     def check(self) -> None:
         """Raises a FileNotFoundError for an empty path, which would be the working directory."""
