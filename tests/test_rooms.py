@@ -201,7 +201,7 @@ def given_by(room: str) -> set[str]:
 
 
 FACES = {
-    **{"_src.storage": 37, "_src.checkpoint": 47, "_src.saving": 29, "_src.registry": 21},
+    **{"_src.storage": 37, "_src.checkpoint": 47, "_src.saving": 24, "_src.registry": 21},
     **{"_src.mapping": 10, "_src.restore": 16, "_src.runs": 12, "_src.series": 4},
 }
 

@@ -40,7 +40,7 @@ from treepack._src.pytree.state_dict import is_serializable, to_state_dict
 from treepack._src.restore.record import take
 from treepack._src.restore.session import current_path
 from treepack._src.restore.template import from_state_dict, restore_encoded
-from treepack._src.saving.background import Saving, is_saving, run, wait_for
+from treepack._src.saving.background import Saving, run, wait_for
 from treepack._src.saving.layout import Chunks, plain_layout, state_layout
 from treepack._src.storage.address import Address, Location
 from treepack._src.storage.content import check_is_bytes, content_of
@@ -285,8 +285,7 @@ def save_to_file(
     )
     progress = options.get("progress")
     check("background", background)
-    if is_saving():
-        wait_for(place)
+    wait_for(place)
     if not background:
         place.save(state_layout(target, writing.align), writing, progress)
         return None

@@ -42,7 +42,6 @@ from treepack._src.pytree.left_out import LeftOut
 from treepack._src.restore.report import Report
 from treepack._src.saving.background import Saving, run, wait_for
 from treepack._src.saving.copying import Copy
-from treepack._src.saving.directory import interrupted
 from treepack._src.saving.layout import base_of, file_layout, state_layout
 from treepack._src.saving.mapped import mapped_leaves
 from treepack._src.saving.sharded import is_distributed
@@ -194,6 +193,7 @@ def save(
         options.get("storage_options"),
         for_file="pass its path, or write the result of dumps(tree) to it",
     )
+    place.absolute()  # raises if the working directory was removed
     saved.base = Address.further(saved.base, options.get("storage_options"))
     if isinstance(tree, (Tree, Copy)):
         _copy(place, tree, saved, export, options, background=background)
@@ -238,7 +238,7 @@ def save(
             together,
             progress,
             background=background,
-            at_once=bool(interrupted(place)),  # it completes only after this save
+            claims=place,
             abandon=together.abandon,
         )
     name = _name_beside(saved.base, place)

@@ -15,8 +15,12 @@ from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.interop import jax as _jax
 from treepack._src.options import StorageOptions
 from treepack._src.printable import warn
-from treepack._src.saving.checkpoints import claimed, remove_unfinished
-from treepack._src.saving.directory import has_other_files, interrupted, is_unfinished, warn_of_kept
+from treepack._src.saving.directory import (
+    directory_at,
+    has_other_files,
+    is_unfinished,
+    warn_of_kept,
+)
 from treepack._src.storage.address import Address, Location
 from treepack._src.storage.store import Entry
 from treepack.errors import TreepackError
@@ -32,8 +36,8 @@ _NUMBERED = re.compile(rf"(.*\D|)({_INTEGER.pattern})", re.DOTALL)
 # The suffix of the file that pins a checkpoint, after the checkpoint's name.
 _PIN = ".keep"
 
-# The temporary files of the core.
-_TEMPORARY = re.compile(r"\..*\.treepack-.*\.tmp", re.DOTALL)
+TEMPORARY = re.compile(r"\..*\.treepack-.*\.tmp", re.DOTALL)
+"""The names of temporary files of the core."""
 
 
 # Numbers with more digits are not found in names.
@@ -88,14 +92,9 @@ class Folder:
         """The URL of the directory, or its path with links resolved."""
         return self.directory.real()
 
-    @property
-    def is_interrupted(self) -> bool:
-        """Whether a signal handler in this thread has interrupted a save there."""
-        return bool(interrupted(self.directory))
-
     def claimed(self) -> AbstractContextManager[Callable[[], None]]:
-        """Holds the lease of the directory; see `claimed`."""
-        return claimed(self.directory)
+        """Holds the lease of the directory; see `Directory.held`."""
+        return directory_at(self.directory).held()
 
     def name(self, step: object) -> str:
         return f"{self.begin}{_jax.fetched(step)}"
@@ -229,7 +228,7 @@ class Listing:
         return [
             CheckpointEntry(self.folder, entry)
             for entry in self.entries
-            if entry.name.startswith(begin) and not _TEMPORARY.fullmatch(entry.name)
+            if entry.name.startswith(begin) and not TEMPORARY.fullmatch(entry.name)
         ]
 
     def numbered(self) -> dict[int, CheckpointEntry]:
@@ -292,9 +291,9 @@ class Listing:
         if kept:
             warn_of_kept(kept)
         for name in unfinished:
-            remove_unfinished(path_of(name))
+            directory_at(path_of(name)).remove_unfinished()
         for name in (entry.name for entry in self.entries):
-            if name.startswith(f".{self.folder.begin}") and _TEMPORARY.fullmatch(name):
+            if name.startswith(f".{self.folder.begin}") and TEMPORARY.fullmatch(name):
                 path_of(name).remove_dead()
         if failed:
             raise failed[0]

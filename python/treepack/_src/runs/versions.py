@@ -21,9 +21,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import treepack._core as core
 from treepack._src.options import Opening, Static, StorageOptions, check_in_time
+from treepack._src.runs.steps import TEMPORARY
 from treepack._src.saving.directory import writer
-from treepack._src.saving.layout import encodings
-from treepack._src.saving.lease import FILE as LEASE
+from treepack._src.saving.layout import described_layout
 from treepack._src.saving.lease import Permit, leased
 from treepack._src.storage.address import Address, Location
 from treepack._src.storage.content import content_of
@@ -39,9 +39,6 @@ HEAD = "head.json"
 # The pattern of the name of a version, and of an object.
 _NAME = r"version_\d{1,18}-[0-9a-f]{16}"
 _OBJECT = rf"{_NAME}\.(?:treepack|patch)"
-
-# The temporary files of killed writers.
-_TEMPORARY = rf"\.(?:{_OBJECT}|{re.escape(HEAD)}|{re.escape(LEASE)})\.treepack-.*\.tmp"
 
 _FORMAT = 1
 
@@ -101,8 +98,13 @@ class Head(NamedTuple):
         return f"version {self.number}" if self.versions else "no version"
 
     def encoded(self, tree: Any, static: Static) -> tuple[core.Content, core.Content]:
-        """Encodes a tree: as a patch of the newest version, and whole."""
-        return encodings(tree, static, self.content)
+        """Encodes a tree: as a patch of the newest version, and whole; twice the same without."""
+        base = self.content
+        layout = described_layout(tree, 64, static=static, index=True, base=base)
+        patch = core.Content.lent(layout.to_bytes(threads=None))
+        if base is None:
+            return patch, patch
+        return patch, core.join(patch, base, max_size=None, threads=None)[0]
 
     def holds(self, content: core.Content) -> bool:
         """Returns whether the newest version has this encoding."""
@@ -246,7 +248,7 @@ class Versions:
         for name in (entry.name for entry in self._path.entries()):
             if re.fullmatch(_OBJECT, name) and name not in kept:
                 gone.append(name)
-            elif re.fullmatch(_TEMPORARY, name):
+            elif TEMPORARY.fullmatch(name):  # perhaps of a killed writer
                 (self._path / name).remove_dead()
         self._path.remove_files(gone)
 

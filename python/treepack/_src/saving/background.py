@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 from treepack._src.elsewhere import Hinting
 from treepack._src.options import Progress, progress_bar
 from treepack._src.printable import Completing
+from treepack._src.saving.directory import interrupted
 from treepack._src.storage.address import Address
 from treepack._src.tasks import Milestone, Thread
 from treepack.errors import TreepackError
@@ -287,7 +288,7 @@ class OneByOne(Executor):
         progress: Progress,
         *,
         background: bool,
-        at_once: bool = False,
+        claims: Address | None = None,
         abandon: Callable[[BaseException], object] | None = None,
     ) -> Saving | None:
         """Calls `write` now, or in a thread, after earlier work.
@@ -297,7 +298,8 @@ class OneByOne(Executor):
           write: Writes everything.
           progress: See `save`.
           background: Whether to call `write` in a thread, and return a `Saving`.
-          at_once: Whether to call it before this returns even if `background`.
+          claims: The directory that `write` claims, if it does. If this thread has interrupted a
+            save there, which ends only after this, `write` is called now.
           abandon: Called with the error if no thread can be started; `write` is never called then.
         """
         if not background:
@@ -306,6 +308,7 @@ class OneByOne(Executor):
             return None
         saving = Saving(path, write, progress)
         del write  # so that no reference remains after the call
+        at_once = claims is not None and bool(interrupted(claims))
         self._begin(saving, at_once=at_once, abandon=abandon)
         return saving
 
@@ -407,13 +410,7 @@ with contextlib.suppress(
 atexit.register(_end)
 
 
-def is_saving() -> bool:
-    """Returns whether saves in the background are under way."""
-    return bool(_under_way)
-
-
 def wait_for(path: Address) -> None:
     """Waits until current saves to a path have ended."""
-    path.absolute()  # raises if the working directory was removed
     if _under_way:  # to resolve links takes as long as to save a small file
         OneByOne(path.real()).wait()

@@ -1,4 +1,4 @@
-"""Writes checkpoints, claims their directories, and copies them.
+"""Writes checkpoints, and copies them.
 
 A checkpoint is a file, or a directory with a manifest.
 """
@@ -6,26 +6,17 @@ A checkpoint is a file, or a directory with a manifest.
 from __future__ import annotations
 
 import contextlib
-import os
-import secrets
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import treepack._core as core
-from treepack._src.calls import repeated
 from treepack._src.checkpoint.shards import MANIFEST, save_of
 from treepack._src.options import Progress, Saved, Writing
-from treepack._src.saving.directory import LocalDirectory, directory_at
+from treepack._src.saving.directory import directory_at
 from treepack._src.saving.layout import file_layout
-from treepack._src.saving.lease import OwnBusyError
 from treepack._src.saving.sharded import ShardedWrite
 from treepack._src.storage.address import Address
-from treepack._src.tasks import Milestone
-from treepack.errors import BusyError, CorruptionError, TreepackError
-
-# The seconds between checks whether another thread still saves to a directory.
-_LOOK_S = 0.005
+from treepack.errors import CorruptionError, TreepackError
 
 
 class FileWrite:
@@ -55,36 +46,6 @@ def encoded(
     """Encodes a tree for a checkpoint; calling the result writes it."""
     kind = ShardedWrite if saved.sharded else FileWrite
     return kind(path, tree, saved, writing, snapshot=snapshot)
-
-
-@contextlib.contextmanager
-def claimed(path: Address) -> Iterator[Callable[[], None]]:
-    """Holds the lease of a local directory, so that no other job saves to it or removes from it.
-
-    Yields a function that checks the lease. It waits for other threads of this process, except for
-    one that waits itself: perhaps in a signal handler, for this call.
-
-    Raises:
-      BusyError: If another job holds it.
-    """
-    directory = directory_at(path)
-    if not isinstance(directory, LocalDirectory):  # in a store the owner is unknown
-        yield directory.check
-        return
-    waiting = ""  # the lease of a thread that waited at the last look, unless it had released it
-    while True:
-        try:
-            directory.claim(secrets.token_hex(4))
-            break
-        except OwnBusyError as error:
-            if error.token == waiting:
-                raise
-            waiting = error.token if error.thread in Milestone.waiting else ""
-        time.sleep(_LOOK_S)
-    try:
-        yield directory.check
-    finally:
-        directory.release()
 
 
 def copy_checkpoint(
@@ -146,16 +107,3 @@ def _files_of(path: Address) -> Sequence[tuple[str, int, int]]:
         ).files
         return files
     return ()
-
-
-def remove_unfinished(path: Address) -> None:
-    """Removes the directory of a killed save as far as possible, unless another job saves to it.
-
-    In a store, where the state is unknown, it stays.
-    """
-    directory = directory_at(path)
-    if isinstance(directory, LocalDirectory):
-        with contextlib.suppress(BusyError, OSError):
-            directory.claim(secrets.token_hex(4))  # a claim cleans the directory
-            directory.release()
-            repeated(os.rmdir, path)

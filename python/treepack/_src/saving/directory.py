@@ -14,13 +14,14 @@ import errno
 import hashlib
 import os
 import re
+import secrets
 import socket
 import stat
 import threading
 import time
 import weakref
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +36,11 @@ from treepack._src.storage.address import Address
 from treepack._src.storage.content import Opened
 from treepack._src.storage.naming import name_file, naming
 from treepack._src.storage.store import ConditionError
+from treepack._src.tasks import Milestone
 from treepack.errors import BusyError, DecodeError
+
+# The seconds between checks whether another thread still saves to a directory.
+_LOOK_S = 0.005
 
 _SHARD_FILE = re.compile(rf"{NAME}|\.({NAME}|(lease|manifest)\.treepack)\.treepack-.*\.tmp")
 
@@ -144,6 +149,22 @@ class Directory(abc.ABC):
 
     @abc.abstractmethod
     def _claim(self, name: str) -> None: ...
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[Callable[[], None]]:
+        """Keeps other jobs from saving to a local directory, or removing from it.
+
+        Yields a function that checks the claim. It waits for other threads of this process, except
+        for one that waits itself: perhaps in a signal handler, for this call.
+
+        Raises:
+          BusyError: If another job holds the lease.
+        """
+        yield self.check  # in a store the owner is unknown
+
+    @abc.abstractmethod
+    def remove_unfinished(self) -> None:
+        """Removes the directory of a killed save as far as possible, unless a job saves to it."""
 
     @abc.abstractmethod
     def check(self) -> None:
@@ -290,6 +311,31 @@ class LocalDirectory(Directory):
             raise
         self.clean()
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[Callable[[], None]]:
+        waiting = (
+            ""  # the lease of a thread that waited at the last look, unless it had released it
+        )
+        while True:
+            try:
+                self.claim(secrets.token_hex(4))
+                break
+            except OwnBusyError as error:
+                if error.token == waiting:
+                    raise
+                waiting = error.token if error.thread in Milestone.waiting else ""
+            time.sleep(_LOOK_S)
+        try:
+            yield self.check
+        finally:
+            self.release()
+
+    def remove_unfinished(self) -> None:
+        with contextlib.suppress(BusyError, OSError):
+            self.claim(secrets.token_hex(4))  # a claim cleans the directory
+            self.release()
+            repeated(os.rmdir, self._path)
+
     def check(self) -> None:
         self._lease.check()
 
@@ -353,6 +399,9 @@ class RemoteDirectory(Directory):
         self._replaced = _files_of(data) or set()
         if data is None and self._path.is_object():  # it would be read instead
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self))
+
+    def remove_unfinished(self) -> None:
+        """Does nothing: it is unknown whether a job saves to it."""
 
     def _at(self, name: str) -> str:
         return f"{self._place.rstrip('/')}/{name}" if self._place else name

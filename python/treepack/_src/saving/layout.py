@@ -141,14 +141,6 @@ def described_layout(
     return layout
 
 
-def encodings(tree: Any, static: Static, base: Base | None) -> tuple[core.Content, core.Content]:
-    """Encodes a tree with an index: as a patch of a base, and whole; twice the same without one."""
-    layout = described_layout(tree, 64, static=static, index=True, base=base)
-    patch = core.Content.lent(layout.to_bytes(threads=None))
-    whole = patch if base is None else core.join(patch, base, max_size=None, threads=None)[0]
-    return patch, whole
-
-
 def _encoded(metadata: Any) -> bytes:
     """Encodes metadata; configurations of unregistered types become plain values."""
     try:

@@ -226,8 +226,7 @@ class Series(Hinting):
             write,
             options.get("progress"),
             background=background,
-            # What this thread has interrupted ends only after this.
-            at_once=self._first.folder.is_interrupted,
+            claims=self._first.folder.directory,
             abandon=commit.abandon,
         )
         self._exit_if_preempted()
