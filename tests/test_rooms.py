@@ -20,6 +20,7 @@ ROOMS = [
         "_src.calls",
         "_src.tasks",
         "_src.forks",
+        "_src.arrays",
         "_src.interop",
         "_src.formats.__init__",
         "_src.storage",
@@ -201,8 +202,9 @@ def given_by(room: str) -> set[str]:
 
 
 FACES = {
-    **{"_src.storage": 37, "_src.checkpoint": 47, "_src.saving": 24, "_src.registry": 21},
-    **{"_src.mapping": 10, "_src.restore": 16, "_src.runs": 12, "_src.series": 4},
+    **{"_src.arrays": 9, "_src.storage": 28, "_src.mapping": 10, "_src.checkpoint": 47},
+    **{"_src.registry": 21, "_src.restore": 16, "_src.saving": 24, "_src.runs": 12},
+    "_src.series": 4,
 }
 
 

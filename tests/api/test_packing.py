@@ -317,7 +317,7 @@ def test_wrong_numbers_of_threads_are_refused(monkeypatch: pytest.MonkeyPatch):
 
 COUNT_THREADS = """
 import os, sys, threading, numpy as np, treepack
-from treepack._src.storage.deferred import Computed
+from treepack._src.arrays.deferred import Computed
 
 expected = int(sys.argv[2])
 here, lock, counted, more = set(), threading.Lock(), threading.Event(), []

@@ -18,13 +18,13 @@ import numpy as np
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
+from treepack._src.arrays.deferred import Computed
 from treepack._src.checkpoint.boxes import ShardedArray
 from treepack._src.checkpoint.laid import layout_of
 from treepack._src.checkpoint.reader import LazyArray, Reader
 from treepack._src.checkpoint.sharded import ShardedReader
 from treepack._src.checkpoint.shards import FILE, MANIFEST, about_in, save_of
 from treepack._src.storage.content import Openable
-from treepack._src.storage.deferred import Computed
 from treepack.errors import CorruptionError, DecodeError, TreepackError
 
 # The last key of a shard, such as `[0:32,0:8]`.

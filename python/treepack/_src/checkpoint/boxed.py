@@ -10,10 +10,10 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
+from treepack._src.arrays.deferred import Computed
+from treepack._src.arrays.memory import copy
 from treepack._src.checkpoint.reader import Bounds, LazyArray
-from treepack._src.storage.deferred import Computed
 from treepack._src.storage.fetch import Blocks, Range
-from treepack._src.storage.memory import copy
 
 ALIGN = 64
 """The alignment at which JAX on CPU uses memory in place."""

@@ -20,6 +20,7 @@ import numpy as np
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
+from treepack._src.arrays.deferred import Computed
 from treepack._src.checkpoint.boxed import BoxedArray, aligned
 from treepack._src.checkpoint.laid import layout_of
 from treepack._src.checkpoint.opening import open_reader
@@ -41,7 +42,6 @@ from treepack._src.printable import printable, shortened, warn
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Openable, Opened, is_source
-from treepack._src.storage.deferred import Computed
 from treepack._src.storage.fetch import Blocks, Range, fetching
 from treepack._src.storage.naming import naming
 from treepack.errors import HoleError, NewerVersionError, TreepackError

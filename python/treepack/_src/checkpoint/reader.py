@@ -16,6 +16,8 @@ import numpy as np
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
+from treepack._src.arrays.deferred import Deferred, boxes_of
+from treepack._src.arrays.memory import memory_of
 from treepack._src.checkpoint.arraylike import ArrayLike
 from treepack._src.checkpoint.statistics import Statistics, has_numbers, statistics
 from treepack._src.elsewhere import Hinting, read_only
@@ -25,9 +27,7 @@ from treepack._src.restore.compare import described
 from treepack._src.restore.report import ABSENT
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Openable, Opened
-from treepack._src.storage.deferred import Deferred, boxes_of
 from treepack._src.storage.fetch import Blocks, Range, fetching, joined
-from treepack._src.storage.memory import memory_of
 from treepack._src.storage.naming import filename_of, name_file, naming
 from treepack.errors import DecodeError, MissingPathError, NewerVersionError
 

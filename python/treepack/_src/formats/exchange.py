@@ -23,6 +23,7 @@ import numpy as np
 import treepack._core as core
 from treepack._core import Class
 from treepack._src import paths as _paths
+from treepack._src.arrays.deferred import Deferred
 from treepack._src.checkpoint.file import File
 from treepack._src.checkpoint.select import ends_of
 from treepack._src.checkpoint.sharded import ShardedReader
@@ -35,7 +36,6 @@ from treepack._src.saving.directory import has_other_files
 from treepack._src.saving.lease import Permit, leased
 from treepack._src.saving.sharded import ShardedWrite, is_distributed
 from treepack._src.storage.address import Address
-from treepack._src.storage.deferred import Deferred
 from treepack.errors import BusyError, TreepackError
 
 HIDDEN = ".shards"

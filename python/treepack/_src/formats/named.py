@@ -8,10 +8,10 @@ from typing import Any
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
+from treepack._src.arrays.deferred import Deferred, elements_of
 from treepack._src.formats import SEPARATOR, Leaves
 from treepack._src.printable import printable
 from treepack._src.restore.compare import signature
-from treepack._src.storage.deferred import Deferred, elements_of
 from treepack.errors import TreepackError
 
 

@@ -15,9 +15,9 @@ import ml_dtypes
 import numpy as np
 
 from treepack._src import dtypes as _dtypes
+from treepack._src.arrays.deferred import elements_of
 from treepack._src.formats.named import without_dtype
 from treepack._src.printable import printable, short_repr
-from treepack._src.storage.deferred import elements_of
 from treepack._src.storage.write import pieces
 from treepack.errors import TreepackError
 

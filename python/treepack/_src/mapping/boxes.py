@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from treepack._src.storage.deferred import boxes_of
+from treepack._src.arrays.deferred import boxes_of
 
 
 class Part(NamedTuple):

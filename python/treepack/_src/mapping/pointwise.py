@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import treepack._core as core
-from treepack._src.storage.memory import copy, has_rows, memory_of
+from treepack._src.arrays.memory import copy, has_rows, memory_of
 
 # Wider dtypes that the core reads and writes; NumPy converts others.
 _SOURCES = ("float16", "bfloat16", "float32", "float64")

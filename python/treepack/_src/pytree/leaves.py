@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treepack._core import Class
+from treepack._src.arrays.deferred import Deferred
 from treepack._src.interop import flax, msgpack
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.libraries import is_marker
@@ -30,7 +31,6 @@ from treepack._src.interop.shardings import fitting
 from treepack._src.pytree import prng as _prng
 from treepack._src.pytree.kinds import describes_array, is_function, kind_of
 from treepack._src.pytree.left_out import LeftOut
-from treepack._src.storage.deferred import Deferred
 
 if TYPE_CHECKING:
     import jax

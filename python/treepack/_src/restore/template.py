@@ -21,6 +21,7 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import paths as _paths
+from treepack._src.arrays.deferred import Deferred
 from treepack._src.interop import jax as _jax
 from treepack._src.options import Buffer, Reading, Strict, check, restoring
 from treepack._src.printable import printable
@@ -38,7 +39,6 @@ from treepack._src.restore.report import ABSENT, Convert, Coverage
 from treepack._src.restore.session import Restore, as_part, current
 from treepack._src.restore.ties import joined
 from treepack._src.restore.versions import Older, RecordAt, mark_older
-from treepack._src.storage.deferred import Deferred
 from treepack.errors import MismatchError
 
 T = TypeVar("T")

@@ -18,6 +18,7 @@ import numpy as np
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
+from treepack._src.arrays.deferred import Computed, Deferred, elements_of
 from treepack._src.checkpoint.file import File, Tree, place_of, value_at
 from treepack._src.checkpoint.info import count_text
 from treepack._src.checkpoint.reader import SALVAGE_ADVICE, Place, Reader, UnreadableError
@@ -30,7 +31,6 @@ from treepack._src.pytree.state_dict import leaves_of, map_leaves
 from treepack._src.restore.report import ABSENT
 from treepack._src.saving.layout import file_layout, plain_layout
 from treepack._src.storage.address import Address
-from treepack._src.storage.deferred import Computed, Deferred, elements_of
 from treepack._src.storage.naming import naming
 from treepack.errors import CorruptionError, DecodeError, NewerVersionError, TreepackError
 

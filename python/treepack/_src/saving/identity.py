@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import treepack._core as core
+from treepack._src.arrays.deferred import Deferred
 from treepack._src.interop import jax as _jax
 from treepack._src.options import Buffer, Saved, Writing
 from treepack._src.storage.address import Address
-from treepack._src.storage.deferred import Deferred
 from treepack._src.storage.urls import shown
 
 # The maximum number of leaves, and of characters of their paths, that are compared one by one, to

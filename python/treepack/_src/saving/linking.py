@@ -24,6 +24,7 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import paths as _paths
+from treepack._src.arrays.deferred import Deferred
 from treepack._src.checkpoint.info import totals
 from treepack._src.checkpoint.reader import dtype_and_shape
 from treepack._src.checkpoint.sharded import ShardedReader
@@ -33,7 +34,6 @@ from treepack._src.printable import warn
 from treepack._src.pytree.leaves import finish_transfer, host_view, start_transfer
 from treepack._src.saving.directory import Directory
 from treepack._src.storage.address import Address
-from treepack._src.storage.deferred import Deferred
 from treepack.errors import TreepackError
 
 # The maximum number of linked files of a process and step; with the two that it writes, 20.

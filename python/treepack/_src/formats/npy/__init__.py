@@ -10,13 +10,13 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import paths as _paths
+from treepack._src.arrays.deferred import Held, InContent
 from treepack._src.checkpoint.laid import Unchecked, layout_of
 from treepack._src.formats import Format, Leaves, Write
 from treepack._src.formats import numpy_arrays as _arrays
 from treepack._src.options import Export, Progress, Writing
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Openable, Opened, file_of
-from treepack._src.storage.deferred import Held, InContent
 from treepack.errors import DecodeError, TreepackError
 
 _MAGIC = np.lib.format.MAGIC_PREFIX

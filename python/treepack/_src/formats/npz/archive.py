@@ -12,6 +12,7 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
+from treepack._src.arrays.deferred import Computed, Held
 from treepack._src.checkpoint.reader import SALVAGE_ADVICE, UnreadableError
 from treepack._src.formats.numpy_arrays import (
     NPY,
@@ -24,7 +25,6 @@ from treepack._src.formats.numpy_arrays import (
 )
 from treepack._src.printable import printable
 from treepack._src.storage.content import file_of
-from treepack._src.storage.deferred import Computed, Held
 from treepack.errors import CorruptionError, DecodeError, TreepackError
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import paths as _paths
+from treepack._src.arrays.deferred import Held
 from treepack._src.calls import repeated
 from treepack._src.checkpoint.boxed import BoxedArray
 from treepack._src.checkpoint.laid import Unchecked, layout_of
@@ -28,7 +29,6 @@ from treepack._src.pytree.kinds import kind_of
 from treepack._src.pytree.references import reference_text
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Opened
-from treepack._src.storage.deferred import Held
 from treepack.errors import CorruptionError, DecodeError, TreepackError
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
+from treepack._src.arrays.deferred import InContent
 from treepack._src.formats import SEPARATOR, Format, Leaves, Write, readable_suffixes
 from treepack._src.formats.exchange import Alone, room_of
 from treepack._src.formats.named import named, nested
@@ -30,7 +31,6 @@ from treepack._src.formats.safetensors.writing import (
 from treepack._src.options import Export, Saved, Writing
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Openable, Opened
-from treepack._src.storage.deferred import InContent
 from treepack.errors import DecodeError
 
 
