@@ -293,7 +293,7 @@ def test_arrays_of_several_processes_move_from_flax(tmp_path: Path) -> None:
 
 def test_lost_arrays_are_an_error(tmp_path: Path) -> None:
     """As when a file is copied without the directory beside it."""
-    checkpoints.save_checkpoint(tmp_path, {"a": "//GDAPlaceholder:a"}, 1)
+    checkpoints.save_checkpoint(tmp_path, {"a": f"{checkpoints.MP_ARRAY_PH}a"}, 1)
     for target in (None, {"a": jnp.zeros(3)}):
         with pytest.raises(MultiprocessArrayError, match=r"directory \*_gda beside it"):
             checkpoints.restore_checkpoint(tmp_path, target)

@@ -454,6 +454,10 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
     run = Series(tmp_path)
     with pytest.raises(TypeError, match="unexpected keyword argument 'select'"):
         run.save(1, {}, select="a")  # type: ignore[call-overload]
+    wrong: dict[str, Any]
+    for wrong in ({"strict": "no"}, {"missing": "skip"}, {"dtype": "int8"}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):  # though there is no checkpoint
+            run.resume(**wrong)
     values: list[Any] = ["low", "0.5", b"1", [1], None, 2j, np.zeros(3), 10**400]
     for run in (Series(tmp_path), Series(tmp_path, sharded=True)):
         for value in values:

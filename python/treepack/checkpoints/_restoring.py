@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 from treepack import serialization
 from treepack._src.api.files import load
 from treepack._src.interop.modules import error_class
-from treepack._src.pytree.references import FLAX_REFERENCE, flax_references
+from treepack._src.pytree.references import flax_references
 from treepack._src.runs.steps import CheckpointEntry
-from treepack._src.storage.naming import naming
+from treepack._src.storage.address import Location
 from treepack.checkpoints._orbax import is_of_orbax, restore_by_orbax
 from treepack.errors import MultiprocessArrayError
 
-MP_ARRAY_PH = FLAX_REFERENCE
+MP_ARRAY_PH = "//GDAPlaceholder:"
 """The prefix of placeholders for arrays that flax keeps in TensorStore beside the file."""
 
 
@@ -43,24 +44,26 @@ class Restoring:
 
     def __call__(self, entry: CheckpointEntry) -> Any:
         """Returns the tree of a checkpoint."""
-        target, options, path = self.target, self.options, entry.path
-        with naming(path):
-            if entry.is_sharded:
-                if target is None:
-                    return load(path, arrays="numpy", **options)
-                state = load(path, serialization.to_state_dict(target), **options)
-                return serialization.from_state_dict(target, state, strict=options["strict"])
-            if is_of_orbax(entry.names()):
-                return restore_by_orbax(
-                    entry, target, self.checkpointer, self.transforms, strict=options["strict"]
-                )
-            for_files = {key: value for key, value in options.items() if key not in _SHARING}
-            tree = serialization.load_from_file(target, path, **for_files)
-            if not self.allow_partial and (found := flax_references(tree)):
-                theirs = "flax.errors", "MPACheckpointingRequiredError"
-                error = error_class(MultiprocessArrayError, *theirs)
-                raise error(f"arrays are missing: it has {found}")
-            return tree
+        return entry.read(functools.partial(self._tree, entry))
+
+    def _tree(self, entry: CheckpointEntry, path: Location) -> Any:
+        target, options = self.target, self.options
+        if entry.is_sharded:
+            if target is None:
+                return load(path, arrays="numpy", **options)
+            state = load(path, serialization.to_state_dict(target), **options)
+            return serialization.from_state_dict(target, state, strict=options["strict"])
+        if is_of_orbax(entry.names()):
+            return restore_by_orbax(
+                entry, target, self.checkpointer, self.transforms, strict=options["strict"]
+            )
+        for_files = {key: value for key, value in options.items() if key not in _SHARING}
+        tree = serialization.load_from_file(target, path, **for_files)
+        if not self.allow_partial and (found := flax_references(tree)):
+            theirs = "flax.errors", "MPACheckpointingRequiredError"
+            error = error_class(MultiprocessArrayError, *theirs)
+            raise error(f"arrays are missing: it has {found}")
+        return tree
 
 
 # Options of `load` for processes that load together.

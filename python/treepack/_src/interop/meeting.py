@@ -33,7 +33,7 @@ class Meeting:
     """
 
     def __init__(self, call: str, timeout: float, is_damage: Callable[[BaseException], bool]):
-        """`is_damage` returns whether after an error, another task may succeed."""
+        """`is_damage` returns whether another task may succeed after an error."""
         self.index, self.count, _ = _jax.processes()
         self._call, self._timeout, self._is_damage = call, timeout, is_damage
         self._place, self._rounds = f"{call}/{next(_meetings)}", itertools.count()
@@ -60,12 +60,14 @@ class Meeting:
         if errors and not self._message(mine).error:
             raise group.failed(errors)
         damage = [f"process {at}: {message.differs}" for at, message in messages if message.differs]
-        if damage and not isinstance(mine, Exception):
+        if isinstance(mine, Exception):
+            raise mine
+        if damage:
             raise CorruptionError("; ".join(damage))
-        return _result(mine)
+        return mine
 
     def lead(self, search: Callable[[], T], text: Callable[[T], Any]) -> T:
-        """Returns the result of a search by attempts, and sends all others its text or error."""
+        """Returns the result of a search by attempts; sends its text or error to all others."""
         try:
             found = search()
         except BaseException as error:
@@ -75,7 +77,7 @@ class Meeting:
         return found
 
     def follow(self, work: Callable[[Any], T]) -> tuple[T | None, Any]:
-        """Does the tasks of process 0; returns the last result and the text of the search.
+        """Does the tasks of process 0; returns the last result, and the text that `lead` sends.
 
         Raises:
           Exception: If the last task has failed, or process 0 has.
@@ -88,11 +90,13 @@ class Meeting:
                 mine = _outcome(lambda: work(message["task"]))  # noqa: B023
                 group.tell(self._message(mine))
                 continue
-            if self._message(mine).error:
-                _result(mine)
+            if isinstance(mine, Exception):
+                if self._message(mine).error:
+                    raise mine
+                mine = None
             if "error" in message:
                 raise OthersError(f"process 0 cannot {self._call}: {message['error']}")
-            return None if isinstance(mine, Exception) else mine, message["end"]
+            return mine, message["end"]
 
     def _message(self, outcome: object) -> Message:
         """Returns the message to process 0: `error`, or for damage `differs`.
@@ -112,9 +116,3 @@ def _outcome(work: Callable[[], T]) -> T | Exception:
         return work()
     except Exception as error:
         return error
-
-
-def _result(outcome: T | Exception) -> T:
-    if isinstance(outcome, Exception):
-        raise outcome
-    return outcome

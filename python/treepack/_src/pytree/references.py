@@ -11,8 +11,8 @@ from treepack._src.pytree.state_dict import leaves_of
 # Prefixes with which Orbax and T5X refer to a value in another file.
 _REFERENCES = ("PLACEHOLDER://", "AGGREGATED://")
 
-FLAX_REFERENCE = "//GDAPlaceholder:"
-"""The prefix with which flax refers to an array in TensorStore beside the file."""
+# The prefix with which flax refers to an array in TensorStore beside the file.
+_FLAX_REFERENCE = "//GDAPlaceholder:"
 
 
 def reference_text(leaf: object) -> str | None:
@@ -25,7 +25,7 @@ def reference_text(leaf: object) -> str | None:
             "references of Orbax or T5X to files beside it: restore it with that library, or with "
             "treepack.orbax.load_aggregate if it has all arrays, and save the result"
         )
-    if isinstance(leaf, str) and leaf.startswith(FLAX_REFERENCE):
+    if isinstance(leaf, str) and leaf.startswith(_FLAX_REFERENCE):
         return (
             "references of flax to arrays of several processes in the directory *_gda beside it: "
             "restore it with flax.training.checkpoints, and save the result"
@@ -45,4 +45,4 @@ def flax_references(tree: Any) -> str | None:
     if type(tree) is np.ndarray:
         return None
     texts = (leaf for _, leaf in leaves_of(tree, ()) if isinstance(leaf, str))
-    return next((reference_text(text) for text in texts if text.startswith(FLAX_REFERENCE)), None)
+    return next((reference_text(text) for text in texts if text.startswith(_FLAX_REFERENCE)), None)

@@ -22,13 +22,13 @@ from treepack._src.checkpoint.file import File
 from treepack._src.checkpoint.load import unsummed
 from treepack._src.checkpoint.opening import open_regular
 from treepack._src.checkpoint.reader import Reader
-from treepack._src.checkpoint.sharded import ShardedReader, unless_replaced
+from treepack._src.checkpoint.sharded import ShardedReader
 from treepack._src.interop import jax as _jax
 from treepack._src.options import Saved
 from treepack._src.printable import short_repr
 from treepack._src.registry.static import metadata_in
+from treepack._src.runs.steps import read_at
 from treepack._src.storage.address import Address
-from treepack._src.storage.naming import naming
 from treepack.errors import (
     CorruptionError,
     NewerVersionError,
@@ -264,9 +264,7 @@ def read(
     is_whole: bool = False,
     **options: Any,
 ) -> T:
-    """Calls a function with the open checkpoint of a step, again if it is replaced meanwhile.
-
-    Its errors name the file.
+    """Calls a function with the open checkpoint of a step; see `read_at`.
 
     Args:
       path: Its path or URL.
@@ -280,10 +278,9 @@ def read(
       Exception: If it cannot be read; see `is_damage`.
     """
 
-    def attempt() -> T:
-        with naming(path):
-            reader = open_regular(path, is_directory=is_directory, is_whole=is_whole, **options)
-            with contextlib.closing(reader):
-                return work(Contents(reader, step))
+    def opened(path: Address) -> T:
+        reader = open_regular(path, is_directory=is_directory, is_whole=is_whole, **options)
+        with contextlib.closing(reader):
+            return work(Contents(reader, step))
 
-    return unless_replaced(attempt)
+    return read_at(path, opened)

@@ -48,7 +48,7 @@ class Run:
     """
 
     def __init__(self, path: Address, folder: Folder):
-        self._folder, self._listing = folder, folder.listing()
+        self._listing = folder.listing()
         self.paths = [path / entry.name for entry in self._listing.numbered().values()]
 
     def checkpoints(self) -> list[Checkpoint]:
@@ -79,7 +79,7 @@ class Run:
         try:
             if not entry.is_complete:
                 raise CorruptionError("its save has not ended")
-            return read(self._folder.path(entry.name), step, described)
+            return read(entry.path, step, described)
         except Exception as error:
             if not is_damage(error):
                 raise

@@ -8,9 +8,9 @@ import operator
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any, Self, TypeVar
 
+from treepack._src.checkpoint.sharded import unless_replaced
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.interop import jax as _jax
 from treepack._src.options import StorageOptions
@@ -22,6 +22,7 @@ from treepack._src.saving.directory import (
     warn_of_kept,
 )
 from treepack._src.storage.address import Address, Location
+from treepack._src.storage.naming import naming
 from treepack._src.storage.store import Entry
 from treepack.errors import TreepackError
 
@@ -92,10 +93,6 @@ class Folder:
         """The URL of the directory, or its path with links resolved."""
         return self.directory.real()
 
-    def claimed(self) -> AbstractContextManager[Callable[[], None]]:
-        """Holds the lease of the directory; see `Directory.held`."""
-        return directory_at(self.directory).held()
-
     def name(self, step: object) -> str:
         return f"{self.begin}{_jax.fetched(step)}"
 
@@ -127,10 +124,6 @@ class Folder:
             return self.path(name).read_bytes()
         except FileNotFoundError:
             return None
-
-    def remove(self, name: str) -> None:
-        """Removes a checkpoint, whatever it is."""
-        self.path(name).remove()
 
     def step(self, name: str) -> int | None:
         """Returns the step in a name that is the prefix and an integer; `None` for other names."""
@@ -182,6 +175,10 @@ class CheckpointEntry:
         if self.is_directory and self._inside is None:
             self._inside = self.path.entries()
         return self._inside
+
+    def read(self, work: Callable[[Address], T]) -> T:
+        """Calls a function with its path; see `read_at`."""
+        return read_at(self.path, work)
 
     def names(self) -> set[str]:
         """Returns the names in it; none if it is a file."""
@@ -297,6 +294,19 @@ class Listing:
                 path_of(name).remove_dead()
         if failed:
             raise failed[0]
+
+
+def read_at(path: Address, work: Callable[[Address], T]) -> T:
+    """Calls a function with the path of a checkpoint, again if it is replaced meanwhile.
+
+    Its errors name the file.
+    """
+
+    def attempt() -> T:
+        with naming(path):
+            return work(path)
+
+    return unless_replaced(attempt)
 
 
 def spaced(items: Iterable[tuple[T, float]], distance: float) -> Iterator[T]:

@@ -210,23 +210,16 @@ class Versions:
     ) -> Head:
         """Writes the objects of a version; returns the next head, with the versions that stay."""
         name = f"version_{number}-{secrets.token_hex(8)}"
-        has_patch = head.content is not None
-        since = next(
-            (
-                at
-                for at, version in enumerate(reversed(head.versions))
-                if version.anchor is not None
-            ),
-            0,
-        )
+        old, has_patch = head.versions, head.content is not None
+        anchors = [at for at, version in enumerate(old) if version.anchor is not None]
         anchor = None
-        if not has_patch or since + 1 >= anchor_every:
+        if not has_patch or len(old) - anchors[-1] >= anchor_every:
+            anchors.append(len(old))
             anchor = Anchor(content.nbytes, _sum_of(content))
             (self._path / f"{name}.treepack").write_content(content, durable=durable)
         if has_patch:
             (self._path / f"{name}.patch").write_content(patch, durable=durable)
-        versions = [*head.versions, Version(name, patch.nbytes if has_patch else None, anchor)]
-        anchors = [at for at, version in enumerate(versions) if version.anchor is not None]
+        versions = [*old, Version(name, patch.nbytes if has_patch else None, anchor)]
         first, *rest = versions[anchors[-_ANCHORS:][0] :]
         versions = [first._replace(patch=None), *rest]
         header = {"treepack_versions": _FORMAT, "writer": writer()}

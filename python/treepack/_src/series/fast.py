@@ -143,8 +143,7 @@ class Fast:
                 self._begin()
 
     def _begin(self) -> None:
-        copies = self._copies.copy().items()
-        if all(has_looked or copying.done() for copying, has_looked in copies):
+        if all(looked or copying.done() for copying, looked in self._copies.copy().items()):
             copying = self._line.later(self._durable.folder.directory, self._copy_all)
             self._copies.setdefault(copying, False)
 

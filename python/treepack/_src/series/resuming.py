@@ -75,7 +75,6 @@ class Resuming:
 
     def __post_init__(self) -> None:
         self._meeting = Meeting("resume", self.timeout, is_damage)
-        self._index, self._count = self._meeting.index, self._meeting.count
 
     def __call__(self) -> Loaded | None:
         """Loads the newest intact checkpoint, the same in all processes.
@@ -88,17 +87,17 @@ class Resuming:
         """
         if self.fast is not None:
             self.fast.check()
-        loaded = self._lead() if self._index == 0 else self._follow()
+        loaded = self._lead() if self._meeting.index == 0 else self._follow()
         directory = self.checkpoints.folder.directory.shown
-        if loaded is None and not self.skipped and self._index == 0:
+        if loaded is None and not self.skipped and self._meeting.index == 0:
             self._warn_of_others(directory)
         for step, error in self.skipped:
             if not isinstance(error, UnfinishedError):
                 warn(f"step {step} of {directory} is skipped: {error}")
-        if loaded is not None and loaded.local is not None and loaded.saved != self._count:
+        if loaded is not None and loaded.local is not None and loaded.saved != self._meeting.count:
             warn(
-                f"{loaded.saved} processes have saved step {loaded.step}, and {self._count} resume "
-                "it: local is a list of the items of all"
+                f"{loaded.saved} processes have saved step {loaded.step}, and "
+                f"{self._meeting.count} resume it: local is a list of the items of all"
             )
         return loaded
 
@@ -123,13 +122,11 @@ class Resuming:
                         raise UnfinishedError("its save has not ended: there is no manifest")
                     loaded = attempt(step, checkpoints, entry.is_directory)
                 except Exception as error:
-                    if not is_damage(error):
-                        raise
-                    if left and _is_gone(checkpoints, step, error):
+                    if left and is_damage(error) and _is_gone(checkpoints, step, error):
                         break  # since a later one is saved: look again
-                    error = error.with_traceback(None)  # which holds the arrays
+                    if not checkpoints.is_damaged(step, error):
+                        raise
                     self.skipped.append((step, error))
-                    checkpoints.damaged[step] = error
                 else:
                     checkpoints.damaged.pop(step, None)
                     self._forgive(step, checkpoints)
@@ -175,10 +172,10 @@ class Resuming:
         Raises:
           Exception: If it is not intact; see `is_damage`.
         """
-        local, saved = contents.locals(self._index, self._count)
-        is_alone = self._count == 1
+        local, saved = contents.locals(self._meeting.index, self._meeting.count)
+        is_alone = self._meeting.count == 1
         if self.is_verified and not is_alone:  # each process verifies a part
-            contents.verify(self._index, self._count)
+            contents.verify(self._meeting.index, self._meeting.count)
         verify, timeout = self.is_verified and is_alone, self.timeout
         state = contents.load(self.template, verify=verify, timeout=timeout, **self.options)
         return Loaded(step, state, local, saved)

@@ -216,11 +216,9 @@ class Series(Hinting):
         self._wait()
         self._check_processes()
         now = time.time() if self._fast is None else self._fast.now(step)
-        metrics = {} if metrics is None else metrics
-        commit.encode(state, now, metrics, local, snapshot=background)
+        commit.encode(state, now, {} if metrics is None else metrics, local, snapshot=background)
         commit.then = functools.partial(self._has_saved, step, self._intervals.restart())
-        fast = self._fast
-        write = commit if fast is None else functools.partial(fast.save, step, commit)
+        write = commit if self._fast is None else functools.partial(self._fast.save, step, commit)
         saving = self._last = self._saves.run(
             commit.path,
             write,
@@ -232,7 +230,7 @@ class Series(Hinting):
         self._exit_if_preempted()
         return saving
 
-    @takes(ChoiceOptions)
+    @takes(ChoiceOptions, early=True)
     def resume(
         self,
         template: Template | None = None,
