@@ -122,10 +122,6 @@ class Ordered:
         """Returns the last complete checkpoint."""
         return next((entry for entry in reversed(self.checkpoints) if entry.is_complete), None)
 
-    def unfinished(self) -> list[str]:
-        """Returns the names of sharded checkpoints whose save has not ended."""
-        return [entry.name for entry in self.checkpoints if not entry.is_complete]
-
     def like(self, name: str, *, earlier: bool = True) -> list[str]:
         """Returns the names of the complete checkpoints that differ from a name in numbers alone.
 

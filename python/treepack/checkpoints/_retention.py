@@ -60,7 +60,8 @@ def tidy(
             each for name in gone for each in (name, name + MP_ARRAY_POSTFIX) if each in all_names
         ]
         key = folder.key(saved)
-        listing.remove(gone, [name for name in there.unfinished() if folder.key(name) < key])
+        unfinished = (each.name for each in there.checkpoints if not each.is_complete)
+        listing.remove(gone, [name for name in unfinished if folder.key(name) < key])
         temporary = folder.name(TEMPORARY)
         files = {entry.name for entry in listing.entries if not entry.is_directory}
         if folder.is_local and temporary in files:

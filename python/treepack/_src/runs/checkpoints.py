@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from treepack._src.options import Progress, Saved, StepOptions, StorageOptions, Writing
 from treepack._src.runs.contents import Contents, Summary, describe, is_damage, read
@@ -40,9 +40,7 @@ class Checkpoints:
         self._linking: Linking | None = None
 
     @classmethod
-    def of(
-        cls, location: Location, prefix: str, storage_options: StorageOptions = None
-    ) -> Checkpoints:
+    def of(cls, location: Location, prefix: str, storage_options: StorageOptions = None) -> Self:
         """Returns those in a directory, by a path that the working directory does not change."""
         return cls(Folder.of(location, prefix, storage_options))
 
@@ -105,10 +103,9 @@ class Checkpoints:
 
     def is_damaged(self, step: int, error: BaseException) -> bool:
         """Returns whether an error in reading a checkpoint means damage, and remembers it then."""
-        if is_damage(error):
+        if has_damage := is_damage(error):
             self.damaged[step] = error.with_traceback(None)  # which holds the arrays
-            return True
-        return False
+        return has_damage
 
     def read(self, step: int, work: Callable[[Contents], T], **options: Any) -> T:
         """Calls a function with an open checkpoint; see `read`."""
@@ -236,11 +233,9 @@ class Commit:
         self.abandon: Callable[[BaseException], object] | None = None
         self.then: Callable[[Callable[[], None]], object] = lambda check: None
 
-    def encode(
-        self, state: Any, seconds: float, metrics: Any, local: Any, *, snapshot: bool
-    ) -> None:
+    def encode(self, state: Any, now: float, metrics: Any, local: Any, *, snapshot: bool) -> None:
         """Encodes a state and its metadata; with `snapshot`, these may change afterwards."""
-        self._summary = describe(self._saved, self._step, seconds, metrics, local)
+        self._summary = describe(self._saved, self._step, now, metrics, local)
         write = encoded(self.path, state, self._saved, self._writing, snapshot=snapshot)
         self._writes, self.abandon = [write], write.abandon
 

@@ -188,8 +188,7 @@ class CheckpointEntry:
     @property
     def is_complete(self) -> bool:
         """Whether its save has ended."""
-        inside = self.inside()
-        return inside is None or not is_unfinished(entry.name for entry in inside)
+        return not (self.is_directory and is_unfinished(self.names()))
 
     @property
     def is_sharded(self) -> bool:
@@ -204,8 +203,7 @@ class CheckpointEntry:
     @property
     def is_foreign(self) -> bool:
         """Whether it is a directory with files of other programs."""
-        inside = self.inside()
-        return inside is not None and has_other_files(entry.name for entry in inside)
+        return self.is_directory and has_other_files(self.names())
 
 
 class Listing:

@@ -159,15 +159,11 @@ class Versions:
             _check_size(version, max_size)
             content = self._read(f"{version.name}.treepack", max_size, None, version.anchor)
         for version in head.versions[start + 1 :]:
-            content = self._read(f"{version.name}.patch", max_size, content)
+            content = self._read(f"{version.name}.patch", max_size, content, None)
         return head._replace(content=content)
 
     def _read(
-        self,
-        name: str,
-        max_size: int | None,
-        base: core.Content | None,
-        anchor: Anchor | None = None,
+        self, name: str, max_size: int | None, base: core.Content | None, anchor: Anchor | None
     ) -> core.Content:
         """Reads an object: an anchor, or a patch of `base`."""
         path = self._path / name

@@ -267,8 +267,7 @@ def run(
 ) -> Saving | None:
     """Calls `write` now, or in a thread, after earlier saves to the path; see `OneByOne.run`."""
     if background:
-        line = OneByOne(path.real())
-        return line.run(path, write, progress, background=True, **options)
+        return OneByOne(path.real()).run(path, write, progress, background=True, **options)
     wait_for(path)  # for saves that a signal handler began since the call of `save`
     write(progress)
     return None
@@ -330,8 +329,7 @@ class OneByOne(Executor):
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> LoggedFuture[T]:
         """Begins a task as soon as the one before has ended."""
-        work = functools.partial(fn, *args, **kwargs)
-        future = LoggedFuture("a checkpoint in the background", work)
+        future = LoggedFuture("a checkpoint in the background", lambda: fn(*args, **kwargs))
         self._begin(future)
         return future
 
