@@ -158,6 +158,22 @@ def test_a_series_keeps_the_file_system_of_its_directory() -> None:
     assert found.url.file_system is path.fs
 
 
+@pytest.mark.parametrize(
+    ("given", "normal"),
+    [
+        ("s3://b//a/./c/../d/", "s3://b/a/d"),
+        ("s3://b/../a", "s3://b/a"),  # of the same bucket
+        ("s3://b//", "s3://b"),
+        ("s3://b", "s3://b"),
+        ("memory://", "memory://"),
+        ("memory:///a//b", "memory:///a/b"),
+        ("simplecache::s3://b//a", "simplecache::s3://b//a"),
+    ],
+)
+def test_normal_urls(given: str, normal: str) -> None:
+    assert Address.of(given).normal() == normal
+
+
 def test_upath_brings_its_options() -> None:
     upath = pytest.importorskip("upath")
     path = upath.UPath("memory://x/y", skip_instance_cache=True)

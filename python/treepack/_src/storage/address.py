@@ -198,7 +198,9 @@ class Address(str):
         if "::" in self:
             return self
         scheme, _, rest = self.partition("://")
-        return self.like(f"{scheme}://{os.path.normpath(rest)}")
+        host, slash, path = rest.partition("/")
+        path = os.path.normpath(f"/{path.lstrip('/')}")[1:]  # never of another host or bucket
+        return self.like(f"{scheme}://{host}{slash if path or not host else ''}{path}")
 
     def absolute(self) -> Address:
         """Returns a path that stays valid when the working directory changes; a URL unchanged."""
