@@ -1353,9 +1353,14 @@ def test_the_lease_of_a_process_that_has_ended_here(
             save_to(tmp_path, 1)
 
 
-def test_a_lease_from_the_future_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_written", [True, False])
+def test_a_lease_from_the_future_expires(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_written: bool
+) -> None:
     """The clock was set back by a day: the lease expires as if it was renewed now."""
     file = another_lease(tmp_path)
+    if not is_written:  # as after the power failed
+        file.write_bytes(b"")
     os.utime(file, (time.time() + 86400,) * 2)
     with pytest.raises(treepack.errors.BusyError, match="renewed 0 s ago, expires after 120 s"):
         save_to(tmp_path, 1)

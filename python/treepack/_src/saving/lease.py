@@ -224,6 +224,10 @@ class Lease(Permit):
         try:
             about = _about(os.read(file, _MOST))
             age = repeated(_now, self._path.parent) - os.fstat(file).st_mtime
+            if age < 0:  # the clock was set back: the lease expires from now on
+                with contextlib.suppress(OSError):
+                    repeated(os.utime, file if os.utime in os.supports_fd else self._path)
+                    age = 0
             if not about and age <= EXPIRY_S:
                 raise _UnknownError(self._text(about, age))
             # Other processes do not remove a file that is locked here.
@@ -232,10 +236,6 @@ class Lease(Permit):
                 raise self._busy(about)
             is_here = about.get("is_locked") and about.get("system") == _system()
             if (lock is None or not is_here) and not _has_ended(about):
-                if age < 0:  # the clock was set back: the lease expires from now on
-                    with contextlib.suppress(OSError):
-                        repeated(os.utime, file if os.utime in os.supports_fd else self._path)
-                        age = 0
                 if age <= EXPIRY_S:
                     raise self._busy(about, age)
                 self.spared = str(about.get("name"))
