@@ -440,6 +440,15 @@ def test_a_name_with_many_parts_keeps_the_last_as_one_key() -> None:
     assert found.tolist() == [1, 1]
 
 
+def test_the_beginnings_of_a_long_name_are_not_made(tmp_path: Path) -> None:
+    """They would be 1 TB, and take minutes."""
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(packed({"a." * 2**20: np.ones(2, np.float32), "a": np.zeros(1, np.float32)}))
+    for source in (path, tmp_path):
+        assert treepack.verify(source).ok
+        assert sorted(map(np.size, jax.tree.leaves(treepack.load(source)))) == [1, 2]
+
+
 @pytest.mark.parametrize("before", [b" ", b"\n\t\r "])
 def test_white_space_before_the_header(tmp_path: Path, before: bytes) -> None:
     data = packed({"a": np.ones(2, np.float32)})

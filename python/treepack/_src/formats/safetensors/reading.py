@@ -10,8 +10,8 @@ become a manifest.
 
 from __future__ import annotations
 
+import bisect
 import functools
-import itertools
 import json
 import os
 import re
@@ -269,12 +269,14 @@ class RepositoryReader(Unchecked, ShardedReader):
 
 def _beginnings(names: list[str]) -> list[str]:
     """Returns the names that begin others, as `a.b` begins `a.b.c`."""
-    all_names = {*names}
-    both = set()
-    for name in names:
-        above = itertools.accumulate(name.split(SEPARATOR)[:-1], lambda one, two: f"{one}.{two}")
-        both.update(all_names.intersection(above))
-    return sorted(both)
+    ordered = sorted({*names})
+
+    def begins_another(name: str) -> bool:
+        start = f"{name}{SEPARATOR}"
+        after = bisect.bisect_left(ordered, start)
+        return ordered[after : after + 1] != [] and ordered[after].startswith(start)
+
+    return [name for name in ordered if begins_another(name)]
 
 
 # The name of a file that is the checkpoint itself.
