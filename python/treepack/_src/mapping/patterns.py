@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -61,23 +60,19 @@ class Pattern:
                 reason = "indices are {l}, {l:0..12}, {l:0..24:2} or {l:1..}"
                 raise fault(text, text.index(literal) + brace.start(), reason)
         self.indices = tuple(dict.fromkeys(name for _, name in self._pieces if name is not None))
-        expression = skeleton = self._plain = ""
-        seen = set()
+        pieces: list[tuple[str, str | None]] = []
         for literal, name in self._pieces:
             key = literal if literal in ("", ".") else plain(_paths.parts(literal))
-            if text == _paths.ROOT:
-                key = ""
-            self._plain += key
-            expression += re.escape(key)
-            skeleton += re.escape(_DIGITS.sub("#", key))
-            if name is not None:
-                expression += f"(?P={name})" if name in seen else f"(?P<{name}>[^.]+)"
-                skeleton += "[^.]+"
-                seen.add(name)
-        self._expression, self._skeleton = re.compile(expression), re.compile(skeleton)
-        beside = (f"{one}{{}}{other}" for (one, _), (other, _) in itertools.pairwise(self._pieces))
-        self._has_skeleton = not any(re.search(r"\d\{\}|\{\}\d", text) for text in beside)
-        self._is_root = expression == ""
+            pieces.append(("" if text == _paths.ROOT else key, name))
+        self._plain = "".join(key for key, _ in pieces)
+        self._expression = _backward(pieces)
+        unnamed = [(_DIGITS.sub("#", key), name if name is None else "") for key, name in pieces]
+        self._skeleton = _backward(unnamed)
+        # Else a number in a name may be a part of a text, or several indices.
+        gaps = "{}".join(literal for literal, _ in self._pieces)
+        self._has_skeleton = re.search(r"\d\{\}|\{\}\d|\{\}\{\}", gaps) is None
+        self._is_root = not self.indices and self._plain == ""
+        self._keys = self._plain.count(".") + 1
 
     def fill(self, values: Mapping[str, str]) -> str:
         """Returns the path with these texts in place of its indices."""
@@ -99,20 +94,54 @@ class Pattern:
             return
         finds = self._has_skeleton and not self._is_root
         for skeleton, members in names.by_skeleton.items():
-            if finds and not _fits(self._skeleton, skeleton, above):
+            if finds and not any(map(self._skeleton.fullmatch, self._ends(skeleton, above))):
                 continue
             for name, path in members:
                 if self._is_root and above:
                     yield {}, path, 0
-                elif (match := _fits(self._expression, name, above)) is not None:
-                    yield match.groupdict(), path, match.end()
+                    continue
+                for end in self._ends(name, above):
+                    if (match := self._expression.fullmatch(end)) is not None:
+                        values = {index: match[index][::-1] for index in self.indices}
+                        yield values, path, len(end)
+                        break
+
+    def _ends(self, name: str, above: bool) -> list[str]:
+        """Returns the parts of a plain name that may match as a whole, backward."""
+        if above:
+            return [".".join(name.split(".", self._keys)[: self._keys])[::-1]]
+        # A variable of nnx means its value.
+        return [name[::-1], name.removesuffix(_VALUE)[::-1]]
 
 
-def _fits(expression: re.Pattern[str], name: str, above: bool) -> re.Match[str] | None:
-    if not above:  # a variable of nnx means its value
-        return expression.fullmatch(name) or expression.fullmatch(name.removesuffix(_VALUE))
-    match = expression.match(name)
-    return match if match and name[match.end() : match.end() + 1] in ("", ".") else None
+def _backward(pieces: list[tuple[str, str | None]]) -> re.Pattern[str]:
+    """Returns the expression of a reversed path.
+
+    An index of a key takes as much as the later ones leave. From the end, each thus ends at the
+    nearest text that may precede it, and an atomic group tries no other: matching is linear, unless
+    an index occurs twice.
+
+    Args:
+      pieces: Texts and the name of the index after each; `""` for one without a name.
+    """
+    names = [name for _, name in pieces if name]
+    is_atomic = len({*names}) == len(names)
+    expression = ""
+    seen: set[str] = set()
+    for at, (text, name) in reversed([*enumerate(pieces)]):
+        before = re.escape(text[::-1])
+        if name is None:
+            expression += before
+            continue
+        begins_key = at == 0 or "." in text
+        index = "[^.]+" if begins_key else "[^.]+?"
+        if name in seen:
+            index = f"(?P={name})"
+        elif name:
+            index = f"(?P<{name}>{index})"
+            seen.add(name)
+        expression += f"(?>{index}{before})" if is_atomic and not begins_key else index + before
+    return re.compile(expression)
 
 
 class Names:
