@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import itertools
 import json
 import os
 import re
@@ -276,7 +277,8 @@ def _beginnings(names: list[str]) -> list[str]:
         after = bisect.bisect_left(ordered, start)
         return ordered[after : after + 1] != [] and ordered[after].startswith(start)
 
-    return [name for name in ordered if begins_another(name)]
+    pairs = itertools.pairwise(ordered)  # what a name begins follows it
+    return [name for name, after in pairs if after.startswith(name) and begins_another(name)]
 
 
 # The name of a file that is the checkpoint itself.
