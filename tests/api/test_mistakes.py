@@ -31,6 +31,7 @@ import treepack
 from commands import invoke
 from guesses import FUNCTIONS, MORE, NAMES, THINGS, make_guesses
 from mistakes import CALLS, HERE, RUNS, TREES, Row
+from mixups import KINDS, LEAVES_TOO, MIXED, NUMBERS, make_mixups
 from slips import FILES, HERE_TOO, SLIPS, TEMPLATES, make_slips
 from treepack import checkpoints, serialization
 
@@ -108,6 +109,7 @@ def make_files() -> None:
     pathlib.Path("empty").mkdir()
     make_slips()
     make_guesses()
+    make_mixups()
 
 
 PATHS: list[Row] = [
@@ -561,7 +563,7 @@ LEAVES: list[Row] = [
 
 ROWS = [
     *(*PATHS, *OPTIONS, *PARTS, *LEAVES, *RUNS, *TREES, *CALLS, *TEMPLATES, *FILES, *SLIPS),
-    *(*NAMES, *FUNCTIONS, *THINGS),
+    *(*NAMES, *FUNCTIONS, *THINGS, *NUMBERS, *LEAVES_TOO, *KINDS),
 ]
 
 
@@ -635,6 +637,7 @@ def names() -> dict[str, Any]:
         **HERE,
         **HERE_TOO,
         **MORE,
+        **MIXED,
         "linen": linen,
         "nnx": nnx,
         "mesh": Mesh(np.array(jax.devices()[:2]), ("tp",)),

@@ -155,7 +155,7 @@ CALLS: list[Row] = [
         "treepack.Series('run', seconds=1)"]),
     ("treepack.Series('run', 3)", r"call it as Series\(path\), and name the rest, as in keep=$", [
         "treepack.Series('run', keep=treepack.Keep(last=3))"]),
-    ("treepack.Series('run', every='10')", "every must be a number above 0, such as 10, got '10'", [
+    ("treepack.Series('run', every='10')", "every must be an integer of at least 1, got '10'", [
         "treepack.Series('run', every=10)"]),
     ("treepack.Keep(max_to_keep=3)", "'max_to_keep': pass last=$", ["treepack.Keep(last=3)"]),
     ("treepack.Series('run').save(TREE)", r"'state': call it as save\(step, state\)$", [

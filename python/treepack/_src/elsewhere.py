@@ -53,6 +53,15 @@ _OPTIONS = [
         "metrics",
         'pass it in metrics=, such as metrics={"loss": loss}',
     ),
+    _Option("sharded unchanged fast keep every", "metrics", "treepack.Series(path, ...) takes it"),
+    _Option("step", "version", "pass version="),
+    _Option("version", "template", "only the newest version is read; pass newer_than= to wait"),
+    _Option("timeout", "max_size", "leave it out: treepack.load and Subscriber.wait take it"),
+    _Option("compress compression level", "described", "treepack.dumps takes compress="),
+    _Option("dtype sharding device", "path_or_data", "treepack.load takes it"),
+    _Option("tolerance tol eps", "rtol", "pass rtol= or atol="),
+    _Option("algorithm algo method", "source", "leave it out: there is one kind of digests"),
+    _Option("keep_period", "best", "pass every="),
     _Option("expect digest", "source", "treepack.load and `treepack verify` have it"),
     _Option(
         "gda_manager",
@@ -168,7 +177,7 @@ def check_parameters(function: Callable[..., Any], option: str, arguments: str, 
 
 
 class Hinting:
-    """Objects whose errors for unknown attributes say what to use instead."""
+    """Objects whose errors for unknown attributes name a replacement."""
 
     __slots__ = ()
 
@@ -180,6 +189,18 @@ class Hinting:
     def _hint_for(self, name: str) -> str:
         """Returns a hint for a name that objects lack, or an empty text."""
         return hint_for(type(self), name)
+
+
+class Unindexed(Hinting):
+    """Objects whose errors for an index or an iteration name a replacement."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:  # type checkers would accept any index
+
+        def __getitem__(self, _: Any) -> Any:
+            """Refuses an index, and so an iteration, which looks for one."""
+            raise TypeError(f"a {type(self).__name__} has no items: {self._hint_for('[]')}")
 
 
 def hint_for(kind: type, name: str) -> str:
@@ -242,12 +263,14 @@ _SERIES = by_name(
         "wait_until_finished close": "use wait()",
         "best_step": "use best()",
         "delete": "use keep=treepack.Keep(...), which removes the others",
+        "[]": "steps() lists its checkpoints, and treepack.load(run.path(step)) loads one",
     }
 )
 _PUBLISHER = by_name(
     {
         "publish send put update save write set": "use push(tree, version=...)",
         "close wait": "leave it out: a version is published once push returns",
+        "[]": "a Subscriber of its directory reads the versions",
     }
 )
 _SUBSCRIBER = by_name(
@@ -255,6 +278,7 @@ _SUBSCRIBER = by_name(
         "get receive recv read poll pull load fetch": "use latest(template), or wait(template)",
         "subscribe next listen": "use wait(template), which waits for a newer version",
         "close": "leave it out: it holds no connection",
+        "[]": "call wait(template) for each newer version",
     }
 )
 _SAVING = by_name(
@@ -301,7 +325,9 @@ _OF_CLASSES = {
     "Tree": _TREE,
     "Verification": _VERIFICATION,
     "Differences": _DIFFERENCES,
-    "Digest": by_name({"hex hexdigest digest": "use str(digest)"}),
+    "Digest": by_name(
+        {"hex hexdigest digest": "use str(digest)", "[]": "leaves[path] is the digest of a leaf"}
+    ),
     "Statistics": _STATISTICS,
     "Mapping": _MAPPING,
     "LazyArray": by_name({"load read": "read it by array[...], or a part by array[:10]"}),

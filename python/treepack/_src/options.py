@@ -131,7 +131,19 @@ _CHOICES = {
     "replicas": _values(Replicas),
     "cast": _values(Cast),
     **dict.fromkeys(("copy", "sharded"), (True, False, None)),
-    **dict.fromkeys(("background", "durable", "mmap", "return_report", "verify"), _values(bool)),
+    **dict.fromkeys(
+        (
+            "background",
+            "durable",
+            "mmap",
+            "return_report",
+            "verify",
+            "salvage",
+            "described",
+            "stats",
+        ),
+        _values(bool),
+    ),
 }
 
 # Numbers: their description, the function that checks their type, and their minimum.
@@ -143,13 +155,12 @@ _NUMBERS: dict[str, tuple[str, Callable[[Any], Any], float]] = {
     "level": ("an integer from 0 to 9", operator.index, -math.inf),
     "threads": ("an integer", operator.index, -math.inf),
     "align": ("a power of two from 1 to 64", operator.index, -math.inf),
-    **dict.fromkeys(("step", "newer_than"), ("an integer", operator.index, -math.inf)),
+    **dict.fromkeys(("step", "newer_than", "offset"), ("an integer", operator.index, -math.inf)),
     **dict.fromkeys(
-        ("anchor_every", "last", "full_every"), ("an integer of at least 1", operator.index, 1)
+        ("anchor_every", "every", "last", "full_every"),
+        ("an integer of at least 1", operator.index, 1),
     ),
-    **dict.fromkeys(
-        ("every", "seconds"), ("a number above 0, such as 10", float, math.nextafter(0, 1))
-    ),
+    "seconds": ("a number above 0, such as 10", float, math.nextafter(0, 1)),
 }
 
 _OPTIONAL = {
@@ -177,16 +188,25 @@ def check(name: str, value: Any) -> None:
         text, typed, least = number
         error: type[Exception] = TypeError
         with contextlib.suppress(TypeError, ValueError):
-            if not isinstance(value, str):
+            if not isinstance(value, (str, bool, np.bool_)):
                 if typed(value) >= least:
                     return
                 error = ValueError
         raise error(f"{name} must be {text}, got {value!r:.100}")
 
 
+_CURES = {
+    "cast": ": a dtype is passed as dtype=, without a target",
+    "format": (
+        ": leave it out; the suffix .msgpack writes for flax, 'safetensors' as on Hugging Face"
+    ),
+}
+
+
 def no_choice(name: str, value: Any, choices: Iterable[Any]) -> ValueError:
     """Returns the error for the value of an option that is none of its choices."""
-    return ValueError(f"{name} must be {either(map(repr, choices))}, got {value!r:.100}")
+    text = f"{name} must be {either(map(repr, choices))}, got {value!r:.100}"
+    return ValueError(text + _CURES.get(name, ""))
 
 
 _OF_CHOICES = (bool, str, type(None), np.bool_)

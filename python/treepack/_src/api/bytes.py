@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any, Never, Unpack
 
@@ -18,6 +19,7 @@ from treepack._src.options import (
     Progress,
     Static,
     Template,
+    check,
     check_compress,
     progress_bar,
     takes,
@@ -218,6 +220,7 @@ def _layout(
     base: Any,
     threads: int | None = None,
 ) -> core.Layout:
+    check("described", described)
     if not described and (metadata is not None or static != "skip-code"):
         raise ValueError(
             "metadata= and static= require described=True, since the encoding of flax cannot "
@@ -229,6 +232,22 @@ def _layout(
     return described_layout(
         tree, align, metadata, static=static, align_all=True, base=held, threads=threads
     )
+
+
+def _check_buffer(name: str, buffer: Any) -> None:
+    """Raises a TypeError, with a remedy, if an argument is not a buffer."""
+    try:
+        memoryview(buffer)
+    except TypeError:
+        cure = "pass bytes of it, or a bytearray of packed_size(tree) bytes"
+        if hasattr(buffer, "buf"):
+            cure = "pass its buf"
+        elif isinstance(buffer, (str, os.PathLike)) or hasattr(buffer, "write"):
+            cure = "treepack.save(path, tree) writes a file"
+        elif isinstance(buffer, (list, tuple)):
+            cure = 'pass b"".join(...) of the pieces'
+        kind = type(buffer).__name__
+        raise TypeError(f"{name} must be a bytes-like object, got {kind}: {cure}") from None
 
 
 @advised
@@ -289,8 +308,13 @@ def pack_into(
             "the tree comes first, as in pack_into(tree, buffer), got a buffer of the type "
             f"{type(buffer).__name__}"
         )
+    check("offset", offset)
     layout = _layout(tree, align, described, metadata, static, base, threads)
-    return layout.pack_into(buffer, offset=offset, threads=threads)
+    try:
+        return layout.pack_into(buffer, offset=offset, threads=threads)
+    except TypeError:
+        _check_buffer("buffer", buffer)
+        raise
 
 
 @advised
@@ -380,8 +404,13 @@ def apply_delta(
       >>> treepack.serialization.msgpack_restore(buffer)["w"][-1]
       np.float64(9.0)
     """
+    check("offset", offset)
     try:
         return core.apply_delta(patch, buffer, offset=offset, threads=threads)
+    except TypeError:
+        _check_buffer("patch", patch)
+        _check_buffer("buffer", buffer)
+        raise
     except BufferError as error:
         error.add_note(
             "treepack: the patch comes first, as in apply_delta(patch, buffer); pass "

@@ -145,6 +145,7 @@ def diff(
     """
     check("rtol", rtol)
     check("atol", atol)
+    check("stats", stats)
     with _opened(one, max_size) as left, _opened(other, max_size) as right:
         theirs = dict(right.leaves())
         differences = Differences()

@@ -640,8 +640,8 @@ def open(
         raise TypeError("open() takes one path, and reads it: treepack.save writes files")
     if _unknown:
         raise unknown_option(open, min(_unknown))
-    check("unknown", unknown)
-    check("mmap", mmap)
+    for name, value in (("unknown", unknown), ("mmap", mmap), ("salvage", salvage)):
+        check(name, value)
     source = Address.or_data(source, storage_options)
     try:
         reader = open_reader(

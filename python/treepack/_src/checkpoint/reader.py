@@ -21,6 +21,7 @@ from treepack._src.arrays.memory import memory_of
 from treepack._src.checkpoint.arraylike import ArrayLike
 from treepack._src.checkpoint.statistics import Statistics, has_numbers, statistics
 from treepack._src.elsewhere import Hinting, read_only
+from treepack._src.interop.jax import is_tracer
 from treepack._src.options import Reading, Status, Tell
 from treepack._src.printable import Completing, printable
 from treepack._src.restore.compare import described
@@ -581,6 +582,11 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
                 f"{printable(self.path)} is an array, which has no {index!r:.100}: index it by "
                 "numbers, as in array[0]"
             )
+        if _is_traced(index):
+            raise TypeError(
+                f"{printable(self.path)}: a traced index cannot select the elements to read: read "
+                "the array before, as jnp.asarray(array), and index the result"
+            )
         plan = box_of(index, self.shape)
         if plan is None:
             return np.array(self)[index]
@@ -728,6 +734,15 @@ def bounds_of(box: Iterable[range]) -> Bounds:
     return [
         (part.start if part else 0, len(part), part.step if len(part) > 1 else 1) for part in box
     ]
+
+
+def _is_traced(index: Any) -> bool:
+    """Returns whether an index, or a part of it, is traced."""
+    if isinstance(index, tuple):
+        return any(map(_is_traced, index))
+    if isinstance(index, slice):
+        return any(map(is_tracer, (index.start, index.stop, index.step)))
+    return is_tracer(index)
 
 
 def box_of(index: Any, shape: tuple[int, ...]) -> tuple[list[range], tuple[Any, ...]] | None:

@@ -264,7 +264,8 @@ class ShardedReader(Files):
             if self._max_size is None:
                 raise
             raise TreepackError(
-                f"{name}: the decompressed checkpoint exceeds max_size={self._max_size} bytes"
+                f"{name}: the decompressed checkpoint exceeds max_size={self._max_size} bytes: "
+                "pass a larger max_size=, if you trust the data"
             ) from error
         with self._locked.lock:
             self.inflated += file.inflated

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -97,7 +98,9 @@ def _put_whole(batch: list[Item], place: Any, read: Callable[[Box], np.ndarray])
     rest = [at for at, array in enumerate(arrays) if place is not None or not _jax.is_array(array)]
     placed: list[Any] = list(arrays)
     try:
-        for at, put in zip(rest, jax.device_put([arrays[at] for at in rest], place), strict=True):
+        with _narrowing():
+            moved = jax.device_put([arrays[at] for at in rest], place)
+        for at, put in zip(rest, moved, strict=True):
             placed[at] = put
     except Exception as error:
         if len(batch) == 1:
@@ -127,9 +130,15 @@ def _put_parts(item: Item, place: Any, read: Callable[[Box], np.ndarray]) -> Any
         if not place.addressable_devices:
             is_extended = _jax.is_extended(array.dtype)
             dtype = array.dtype if is_extended else jax.dtypes.canonicalize_dtype(array.dtype)
-        return jax.make_array_from_callback(array.shape, place, part, dtype=dtype)
+        with _narrowing():
+            return jax.make_array_from_callback(array.shape, place, part, dtype=dtype)
     except Exception as error:
         raise _misplaced(item.path, array, place, error) from error
+
+
+def _narrowing() -> AbstractContextManager[None]:
+    """Ignores overflow where JAX makes 64-bit floats 32-bit ones, which the caller checks."""
+    return np.errstate(over="ignore", invalid="ignore")
 
 
 def _misplaced(path: Trail, array: Any, place: Any, error: Exception) -> TreepackError:

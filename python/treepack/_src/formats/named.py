@@ -78,7 +78,7 @@ def without_dtype(form: str, array: Any) -> str:
     """
     remedy = "cast it, as by array.astype(numpy.float32)"
     if isinstance(array, Deferred):  # of an open file
-        remedy = "convert it with dtype="
+        remedy = "convert it with dtype=, such as float32"
     kind = signature(array)
     if kind is None or kind.kind != "float":
         is_complex = array.dtype.kind == "c"

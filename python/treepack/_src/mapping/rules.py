@@ -199,8 +199,8 @@ def _patterns(paths: Any, side: str, is_literal: bool) -> tuple[Pattern, ...]:
     several = paths if isinstance(paths, tuple) else (paths,)
     if not several or not all(isinstance(path, str) and path for path in several):
         raise TypeError(
-            f"the {side} side is a path or a tuple of paths, such as 'model.norm.weight', got "
-            f"{paths!r:.100}"
+            f"the {side} side is a path or a tuple of paths, such as 'model.norm.weight', or '.' "
+            f"for the root, got {paths!r:.100}"
         )
     patterns = tuple(Pattern(path, is_literal=is_literal) for path in several)
     if len({*several}) < len(several):

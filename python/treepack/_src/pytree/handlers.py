@@ -75,7 +75,7 @@ def register_serialization_state(
       3
     """
     if not isinstance(ty, type):
-        raise TypeError(f"expected a class, got {ty!r:.100}")
+        raise TypeError(f"expected a class, got {ty!r:.100}: pass type(...) of it")
     new = Handlers(ty_to_state_dict, ty_from_state_dict)
     if override:
         _handlers[ty] = new

@@ -183,7 +183,12 @@ _REMEDIES: list[tuple[Any, str]] = [
     ),
     (describes_array, "it describes an array and has no values: save the array"),
     (_has_property, "its data are in .value, where JAX does not see them: save the .value"),
-    (_jax.is_treedef, "a PyTreeDef is structure; save the tree itself"),
+    (
+        _jax.is_treedef,
+        "a PyTreeDef is structure: save the tree itself, or a function of jax.export by "
+        "treepack.save_exported",
+    ),
+    (instance_of("jax.sharding", "Sharding"), "pass it as metadata="),
     (
         _has_array,
         "save numpy.asarray(...) of it, or jax.numpy.from_dlpack(...) if an accelerator has it",

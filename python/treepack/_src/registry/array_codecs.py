@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from treepack._src import dtypes as _dtypes
-from treepack._src.interop.jax import on_host
-from treepack._src.interop.modules import imported
+from treepack._src.interop.jax import is_tracer, on_host
+from treepack._src.interop.modules import imported, instance_of
 from treepack._src.printable import short_repr
-from treepack._src.pytree.leaves import as_plain
+from treepack._src.pytree.leaves import as_plain, remedy
 from treepack._src.registry.codec import counts, found_in
 from treepack._src.registry.libraries import find, library_name
 from treepack._src.registry.names import default_name, function_name, not_registered
@@ -114,9 +114,23 @@ def type_of(module: str, name: str) -> Any:
     raise ValueError(f"{module}.{name} is not a type that static data may have")
 
 
+def _is_of_process(value: Any) -> bool:
+    """Returns whether only this process has a value, so that another one is saved for it."""
+    return any(is_one(value) for is_one in _OF_PROCESS)
+
+
+_OF_PROCESS = [
+    instance_of("jax", "Device"),
+    *(instance_of("numpy.random", name) for name in ("Generator", "BitGenerator", "RandomState")),
+    instance_of("io", "IOBase"),
+]
+
+
 def refusal(value: Any) -> str:
     """Returns why a value cannot be saved, with a remedy."""
     text = f"static data of type {default_name(type(value))} cannot be saved: {short_repr(value)}"
+    if is_tracer(value) or _is_of_process(value):
+        return f"{text}; {remedy(value)}"
     if type(value) is np.ndarray:
         return (
             f"{text}; arrays in static data may have up to {MAX_ARRAY_BYTES} bytes: save larger "

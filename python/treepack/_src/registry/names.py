@@ -85,6 +85,18 @@ def or_decorator(register: F) -> F:
     return cast("F", call)
 
 
+def check_is_type(thing: Any) -> None:
+    """Raises a TypeError, with a remedy, if a thing to register is no class."""
+    if isinstance(thing, type):
+        return
+    cure = f"pass type(...) of it, {type(thing).__name__}"
+    if isinstance(thing, str):
+        cure = "pass it as serialized_name="
+    elif callable(thing) and hasattr(thing, "__qualname__"):
+        cure = "call register_function for a function"
+    raise TypeError(f"expected a class, got {thing!r:.100}: {cure}")
+
+
 class OlderDefinitionError(TypeError):
     """A function lost its name to a newer definition."""
 

@@ -18,7 +18,7 @@ from treepack._src.registry.codec import exactly
 from treepack._src.registry.fields import Fields
 from treepack._src.registry.inert import decode_given
 from treepack._src.registry.jax_nodes import encode_auxdata, jax_node_type, plain_type
-from treepack._src.registry.names import default_name, or_decorator, registering
+from treepack._src.registry.names import check_is_type, default_name, or_decorator, registering
 from treepack._src.registry.types import TYPES, Upgrade, fields_text
 
 T = TypeVar("T", bound=type)
@@ -104,7 +104,7 @@ def register_dataclass(
       >>> treepack.loads(treepack.dumps([Layer(np.ones(2), "tanh")]))
       [Layer(w=array([1., 1.]), act='tanh')]
     """
-    _check_is_type(nodetype)
+    check_is_type(nodetype)
     if is_namedtuple(nodetype):
         raise ValueError(
             f"{default_name(nodetype)} is a namedtuple: use treepack.register_namedtuple"
@@ -161,7 +161,7 @@ def _check_claims(
     nodetype: type, name: str, aliases: Sequence[str], version: int, upgrade: Any
 ) -> None:
     """Raises for an invalid name or version, before anything is registered."""
-    if not isinstance(version, int) or not 0 <= version < 2**32:
+    if not isinstance(version, int) or isinstance(version, bool) or not 0 <= version < 2**32:
         raise ValueError(f"version must be an integer from 0 to 2**32-1, got {version!r}")
     if upgrade is not None and version == 0:
         raise ValueError(
@@ -221,7 +221,7 @@ def register_node(
       >>> treepack.loads(treepack.dumps(Pair(1, 2))).b
       2
     """
-    _check_is_type(nodetype)
+    check_is_type(nodetype)
     if (serialize_auxdata is None) != (deserialize_auxdata is None):
         raise TypeError(
             "serialize_auxdata and deserialize_auxdata must be passed together, or neither of them"
@@ -305,7 +305,7 @@ def register_namedtuple(
       >>> treepack.loads(treepack.dumps(State(3)))
       State(step=3)
     """
-    _check_is_type(nodetype)
+    check_is_type(nodetype)
     if not is_namedtuple(nodetype):
         verb = "dataclass" if dataclasses.is_dataclass(nodetype) else "node"
         raise ValueError(
@@ -331,11 +331,6 @@ def register_namedtuple(
 def _decode_bytes(decode: Callable[[bytes], Any], data: bytes) -> Any:
     """Decodes auxdata that a function of the program encoded as bytes."""
     return decode(exactly(bytes, core.decode_value(data)))
-
-
-def _check_is_type(nodetype: Any) -> None:
-    if not isinstance(nodetype, type):
-        raise TypeError(f"expected a class, got {nodetype!r:.100}")
 
 
 def _check_dropped(nodetype: type, dropped: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
 
 import treepack._core as core
-from treepack._src.interop.jax import without_start
+from treepack._src.interop.jax import is_tracer, without_start
 from treepack._src.interop.modules import imported
 from treepack._src.printable import short_repr
 from treepack._src.pytree.containers import fields_of, from_fields, is_namedtuple
@@ -36,12 +36,14 @@ from treepack._src.registry.inert import is_given
 from treepack._src.registry.libraries import find, library_name, library_of, remedy
 from treepack._src.registry.names import (
     OlderDefinitionError,
+    check_is_type,
     default_name,
     function_name,
     not_registered,
     or_decorator,
     registering,
 )
+from treepack._src.registry.types import TYPES
 from treepack.errors import DecodeError, TreepackError
 
 T = TypeVar("T", bound=type)
@@ -111,8 +113,7 @@ def register_auxdata(
       >>> treepack.loads(treepack.dumps({Mode.TRAIN: 0}))
       {<Mode.TRAIN: 1>: 0}
     """
-    if not isinstance(ty, type):
-        raise TypeError(f"expected a class, got {ty!r:.100}")
+    check_is_type(ty)
     if (encode is None) != (decode is None):
         raise TypeError("encode and decode must be passed together, or neither of them")
     by_code = True
@@ -126,6 +127,8 @@ def register_auxdata(
         )
     with registering:
         AUXDATA.check(ty, name, aliases)
+        for alias in aliases:
+            TYPES.check_alias(ty, alias)
         AUXDATA.add(ty, name, Auxdata(encode, decode, by_code=by_code), aliases)
     return ty
 
@@ -208,6 +211,8 @@ def register_function(
       6.0
     """
     if serialized_name is None and function_name(function) is None:
+        if isinstance(function, str):
+            raise TypeError(f"expected a function, got {function!r}: pass it as serialized_name=")
         raise TypeError(f"{function!r} has no name of its own: pass serialized_name=")
     name = FUNCTIONS.chosen(function, serialized_name)
     with registering:
@@ -230,6 +235,8 @@ def reduce_value(value: Any) -> tuple[str, Any]:
     Raises:
       TypeError: If the value cannot be stored.
     """
+    if is_tracer(value):
+        raise TypeError(refusal(value))
     named = AUXDATA.named(type(value)) or AUXDATA.older(type(value))
     if named is not None:
         return named[0], named[1].encode(value)

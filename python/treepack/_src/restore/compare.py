@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from treepack._src.interop import jax as _jax
-from treepack._src.interop.modules import imported
+from treepack._src.interop.modules import imported, instance_of
 from treepack._src.options import Strict
 from treepack._src.pytree.kinds import is_function
 from treepack._src.pytree.prng import key_text
@@ -33,12 +33,30 @@ NOTHING = "nothing"
 NODE_OF = "the node of "
 VALUES_OF = "the values of "
 
+# Begin the descriptions of objects that describe arrays without their shapes.
+A_DTYPE = "a dtype"
+A_SHARDING = "a sharding"
+
 # The maximum number of keys in a message.
 _MOST_KEYS = 10
 
 _NUMBERS = (bool, int, float, complex)
 
 _PLAIN = (str, bytes, *_NUMBERS)
+
+
+_PLACES = [
+    *(instance_of("jax.sharding", name) for name in ("Sharding", "PartitionSpec", "Mesh")),
+    instance_of("jax", "Device"),
+]
+
+
+def _is_dtype(value: Any) -> bool:
+    """Returns whether a value is a dtype, or a scalar type of NumPy or JAX."""
+    is_type = isinstance(value, type) and (
+        issubclass(value, np.generic) or isinstance(getattr(value, "dtype", None), np.dtype)
+    )
+    return is_type or isinstance(value, np.dtype)
 
 
 class Signature(NamedTuple):
@@ -85,6 +103,10 @@ def described(value: Any) -> str:
     value_signature = signature(value)
     if value_signature is not None:
         return str(value_signature)
+    if _is_dtype(value):
+        return f"{A_DTYPE} ({getattr(value, 'name', None) or value.__name__})"
+    if any(is_one(value) for is_one in _PLACES):
+        return f"{A_SHARDING} ({type(value).__name__})"
     if isinstance(value, Mapping):
         if not value:
             return "nothing: an empty container or code"
@@ -108,9 +130,12 @@ def difference(
     Returns:
       Descriptions of both; `None` if they match.
     """
-    if not strict or isinstance(target, type):
+    if not strict or (isinstance(target, type) and not _is_dtype(target)):
         return None
-    expected, found = signature(target), signature(state)
+    found = signature(state)
+    if found is not None and (_is_dtype(target) or any(is_one(target) for is_one in _PLACES)):
+        return described(target), described(state)
+    expected = signature(target)
     if expected is not None and expected.dtype == np.dtype(object):
         return None
     if expected is not None and found is not None:

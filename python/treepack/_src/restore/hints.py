@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from treepack._src.paths import ROOT, Trail, text
 from treepack._src.printable import printable, shortened
 from treepack._src.pytree.kinds import kind_of
-from treepack._src.restore.compare import NODE_OF, NOTHING, VALUES_OF
+from treepack._src.restore.compare import A_DTYPE, A_SHARDING, NODE_OF, NOTHING, VALUES_OF
 from treepack.errors import Mismatch
 
 # Matches the description of an array of floats or integers: its kind and shape.
@@ -25,8 +25,13 @@ _SHAPE = re.compile(r"a subtree \((\(.*\))\)")
 # Matches the length of a list or tuple.
 _LENGTH = re.compile(r"(\d+) elements?")
 
-# Hints by the beginnings of both sides: the key of one is its data on the other.
+# Hints by the beginnings of both sides: descriptions of arrays without shapes, and keys of one side
+# that are their data on the other.
 _KEYS = {
+    (A_DTYPE, ""): "A template has shapes, too: pass jax.ShapeDtypeStruct(shape, dtype).",
+    (A_SHARDING, ""): (
+        "Pass shardings as sharding=, or in jax.ShapeDtypeStruct(shape, dtype, sharding=...)."
+    ),
     ("key<", "uint32["): (
         "The file has the data of a key: load them in place of jax.random.key_data(key), and call "
         "jax.random.wrap_key_data on them."
@@ -172,6 +177,8 @@ def about_names(
     }:
         others = "Pass mapping= to treepack.load" if names_of is None else "Change mapping="
         yield f"{others} if leaves have other names in the file."
+    if any(_LENGTH.match(it.expected) and it.found.startswith("a subtree") for it in mismatches):
+        yield "The file has a dict there: pass one with its keys in place of the list or tuple."
     lengths = [
         (_LENGTH.match(mismatch.expected), _LENGTH.match(mismatch.found)) for mismatch in mismatches
     ]
@@ -206,7 +213,7 @@ def about_names(
 
 
 def about_keys(mismatches: list[Mismatch]) -> Iterator[str]:
-    """Yields a hint if a key of one side is its data on the other."""
+    """Yields a hint if a leaf describes an array, or a key of one side is its data on the other."""
     for (ours, theirs), hint in _KEYS.items():
         if any(
             mismatch.expected.startswith(ours) and mismatch.found.startswith(theirs)

@@ -57,8 +57,8 @@ def from_state_dict(target: Any, state: Any, name: str = ".", *, strict: Strict 
 
     Args:
       target: The template. The result has its containers. Only shape and dtype of its leaves
-        matter, so `jax.ShapeDtypeStruct`s suffice. `None` as the target, and classes in it, accept
-        any state unchanged.
+        matter, so `jax.ShapeDtypeStruct`s suffice. `None` as the target, and classes in it
+        other than dtypes, accept any state unchanged.
       state: The result of `to_state_dict` or `msgpack_restore`.
       name: The name of this part of the tree, for error messages.
       strict: `True` compares the shape and dtype of each leaf with the template, where both have
@@ -379,7 +379,9 @@ def _note_names(
     if not restore.reading.is_drop_in and all(state.get(it, ABSENT) is ABSENT for it in children):
         level = level_of(target, children, state, restore.here())
     if is_sequence and len(children) != len(state) and (are_paths or level is None):
-        restore.note_here(_counted(children) + " (str)" * bool(are_paths), _counted(state))
+        are_numbered = all(str(name).isdecimal() for name in state)
+        found = _counted(state) if are_numbered else described(state)
+        restore.note_here(_counted(children) + " (str)" * bool(are_paths), found)
         return
     restore.level = restore.level or level
     for name in missing:

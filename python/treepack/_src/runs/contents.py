@@ -108,15 +108,31 @@ def _numbers(metrics: Any) -> dict[str, float]:
         )
     floats = {}
     for name, value in metrics.items():
+        if not isinstance(name, str):
+            raise TypeError(
+                f'the names of metrics must be strings, such as "loss", got {name!r:.100}'
+            )
         try:
             if isinstance(value, (str, bytes, bytearray)):
                 raise TypeError("it is text, which float() takes as well")
-            floats[str(name)] = float(_jax.fetched(value))
+            floats[name] = float(_jax.fetched(value))
         except (TypeError, ValueError, OverflowError) as error:
+            cure = "pass one number, such as float(value.mean())"
+            if getattr(value, "size", 1) == 1:
+                cure = "leave it out" if value is None else "pass float(value)"
+            if isinstance(value, str) and not _is_number(value):
+                cure = "pass text in metadata="
             raise TypeError(
-                f"metrics[{name!r:.100}] must be a number, got {value!r:.100}: pass float(value)"
+                f"metrics[{name!r:.100}] must be a number, got {value!r:.100}: {cure}"
             ) from error
     return floats
+
+
+def _is_number(text: str) -> bool:
+    with contextlib.suppress(ValueError):
+        float(text)
+        return True
+    return False
 
 
 def _encoded(local: Any) -> bytes:

@@ -53,6 +53,8 @@ def checked(name: str, number: Any, cure: str) -> int:
       ValueError: If it is negative or too large.
     """
     try:
+        if isinstance(number, bool):
+            raise TypeError("a bool is an integer, too")
         integer = operator.index(_jax.fetched(number))
     except TypeError:  # arrays of NumPy and JAX have the method, of any shape
         raise TypeError(f"{name} must be an integer, got {number!r:.100}: {cure}") from None

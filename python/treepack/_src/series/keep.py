@@ -109,7 +109,7 @@ if not TYPE_CHECKING:  # `help` would show the signature of `__new__`
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and value >= 1
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def check_mode(mode: Any, call: str) -> None:

@@ -8,7 +8,7 @@ import time
 from typing import Any, Never, Unpack
 
 from treepack._src.api.files import load
-from treepack._src.elsewhere import Hinting, advised
+from treepack._src.elsewhere import Unindexed, advised
 from treepack._src.options import ChoiceOptions, Static, StorageOptions, Template, check, takes
 from treepack._src.printable import warn
 from treepack._src.runs.steps import checked
@@ -23,7 +23,7 @@ _PAUSE_S, _MOST_PAUSE_S = 0.01, 1.0
 _ATTEMPTS = 5
 
 
-class Publisher(Hinting):
+class Publisher(Unindexed):
     """Publishes the versions of a tree, such as a policy, to any number of `Subscriber`s.
 
     Each version is written to the directory as a patch of the previous one (see `dumps`), and at
@@ -70,6 +70,7 @@ class Publisher(Hinting):
         storage_options: StorageOptions = None,
     ):
         check("anchor_every", anchor_every)
+        check("durable", durable)
         self._versions = Versions(path, storage_options)
         self._anchor_every, self._durable = anchor_every, durable
         self._head = self._versions.head()
@@ -186,7 +187,7 @@ class Publisher(Hinting):
         return f"<treepack.Publisher {str(self._versions)!r}: {self._head.newest} published>"
 
 
-class Subscriber(Hinting):
+class Subscriber(Unindexed):
     """Receives the versions of a `Publisher`, from any process or host.
 
     It keeps the newest received version in memory, encoded. For a newer one it reads the patches

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
-from treepack._src.elsewhere import Hinting, advised, called
+from treepack._src.elsewhere import Unindexed, advised, called
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.preemption import Preemption
 from treepack._src.options import (
@@ -40,7 +40,7 @@ T = TypeVar("T")
 _MOST_NAMES = 5
 
 
-class Series(Hinting):
+class Series(Unindexed):
     """The checkpoints of a training run: saved atomically, kept by rules, resumed.
 
     The checkpoint of step 1000 is `step_1000` in the directory: a file as `treepack.save` writes
@@ -104,6 +104,7 @@ class Series(Hinting):
         storage_options: StorageOptions = None,
     ):
         check("timeout", timeout)
+        check("sharded", sharded)
         if not isinstance(prefix, str):
             raise TypeError(f"prefix must be a string, such as 'step_', got {prefix!r:.100}")
         links = _links(unchanged, full_every, sharded)
@@ -364,6 +365,7 @@ class Series(Hinting):
             )
         return next(iter(best_steps(summaries, rule[0], 1, rule[2])), None)
 
+    @advised
     def keep(self, step: int) -> None:
         """Keeps a checkpoint regardless of the rules, also after a restart.
 
@@ -377,6 +379,7 @@ class Series(Hinting):
         if _jax.processes()[0] == 0:
             self._checkpoints.folder.pin(self._checkpoints.folder.name(step))
 
+    @advised
     def should_save(self, step: int) -> bool:
         """Returns whether to save a step: by `every` and `seconds`, or before the program ends.
 
@@ -448,6 +451,7 @@ class Series(Hinting):
         else:
             self._wait()
 
+    @advised
     def wait(self) -> None:
         """Waits until all saves in the background have ended, and with `fast=` are copied.
 
@@ -565,4 +569,6 @@ def _checked(step: Any) -> int:
             "step must be an integer, got None, as best() returns while no checkpoint has metrics: "
             'pass save(..., metrics={"loss": loss})'
         )
-    return checked("step", step, "it comes first, as in save(step, state)")
+    is_number = isinstance(step, (bool, float, str)) or hasattr(step, "dtype")
+    cure = "pass int(step)" if is_number else "it comes first, as in save(step, state)"
+    return checked("step", step, cure)

@@ -76,11 +76,15 @@ class Address(str):
         """
         address = cls.or_data(path, storage_options)
         if not isinstance(address, Address):
-            remedy = (
-                "the path comes first, as in save(path, tree), or second, as in "
-                "serialization.load_from_file(tree, path)"
-            )
-            if hasattr(path, "write"):
+            remedy = "pass it as a str or a pathlib.Path"
+            if isinstance(path, (Mapping, list, tuple)) or hasattr(path, "dtype"):
+                remedy = (
+                    "the path comes first, as in save(path, tree), or second, as in "
+                    "serialization.load_from_file(tree, path)"
+                )
+            elif isinstance(path, (bytes, bytearray)):
+                remedy = "pass os.fsdecode(path)"
+            elif hasattr(path, "write"):
                 remedy = for_file
             raise TypeError(f"expected a path or a URL, got {type(path).__name__}: {remedy}")
         address.check()

@@ -9,6 +9,7 @@ import mmap as mmap_module
 import os
 import stat
 import zlib
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, overload
 
 import treepack._core as core
@@ -159,6 +160,17 @@ def inflated(data: Buffer, opening: Opening) -> core.Content | Buffer:
 _ENCODED = ("base64", "hexadecimal")
 
 
+_CURES: list[tuple[Callable[[Any], bool], str]] = [
+    (lambda data: hasattr(data, "read"), ": pass the result of its read(), or call treepack.load"),
+    (lambda data: hasattr(data, "write"), ": treepack.save(path, tree) writes a file"),
+    (lambda data: hasattr(data, "buf"), ": pass its buf, or for reading its buf[:size]"),
+    (
+        lambda data: isinstance(data, (tuple, list, Iterator)),
+        ': pass b"".join(...) of the pieces',
+    ),
+]
+
+
 def check_is_bytes(data: Any, order: str = "", *, name: str = "") -> None:
     """Raises a TypeError if data are not bytes-like; its text is between `name` and `order`."""
     if isinstance(data, (str, os.PathLike)):
@@ -173,8 +185,7 @@ def check_is_bytes(data: Any, order: str = "", *, name: str = "") -> None:
     try:
         memoryview(data)
     except TypeError:
-        is_file = hasattr(data, "read")
-        how = ": pass the result of its read(), or call treepack.load" * is_file or order
+        how = next((cure for fits, cure in _CURES if fits(data)), order)
         raise TypeError(
             f"{name}expected a bytes-like object, such as dumps returns, got "
             f"{type(data).__name__}{how}"

@@ -1,0 +1,444 @@
+"""Values of other kinds in the place of numbers, leaves, indices and types, for `test_mistakes`."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import os
+import types
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import treepack
+from mistakes import Row
+
+NUMBERS: list[Row] = [
+    (
+        "treepack.Series('run').save(True, TREE)",
+        r"step must be an integer, got True: pass int\(step\)$",
+        ["treepack.Series('run').save(int(3.0), TREE)"],
+    ),
+    (
+        "treepack.Series('run').save(3.0, TREE)",
+        r"step must be an integer, got 3.0: pass int\(step\)$",
+        ["treepack.Series('run').save(int(3.0), TREE)"],
+    ),
+    (
+        "treepack.Series('run').path('2')",
+        r"step must be an integer, got '2': pass int\(step\)$",
+        ["load(treepack.Series('run').path(int('2')))"],
+    ),
+    (
+        "treepack.Series('run').should_save(True)",
+        "step must be an integer, got True: ",
+        ["treepack.Series('run').should_save(1)"],
+    ),
+    (
+        "treepack.Series('run', every=1.5)",
+        "every must be an integer of at least 1, got 1.5$",
+        ["treepack.Series('run', every=1)"],
+    ),
+    (
+        "treepack.Series('run', seconds=True)",
+        "seconds must be a number above 0, such as 10, got True$",
+        ["treepack.Series('run', seconds=10)"],
+    ),
+    (
+        "treepack.Series('run', sharded='yes')",
+        "sharded must be True, False or None, got 'yes'$",
+        ["treepack.Series('run', sharded=True)"],
+    ),
+    (
+        "treepack.Keep(every=1.5)",
+        "every must be an integer of at least 1, got 1.5$",
+        ["treepack.Keep(every=1)"],
+    ),
+    (
+        "treepack.Keep(last=True)",
+        "last must be an integer of at least 1, got True$",
+        ["treepack.Keep(last=1)"],
+    ),
+    (
+        "treepack.Keep(best=('loss', True, 'min'))",
+        "the number of checkpoints to keep .at least 1.* True, ",
+        ["treepack.Keep(best=('loss', 1, 'min'))"],
+    ),
+    (
+        "treepack.Publisher('policy').push(TREE, version=True)",
+        "version must be an integer, got True: pass the step$",
+        ["treepack.Publisher('policy').push(TREE, version=2)"],
+    ),
+    (
+        "treepack.Publisher('policy', anchor_every=True)",
+        "anchor_every must be an integer of at least 1, got True$",
+        ["treepack.Publisher('policy', anchor_every=1)"],
+    ),
+    (
+        "treepack.Publisher('policy', durable='no')",
+        "durable must be True or False, got 'no'$",
+        ["treepack.Publisher('policy', durable=False)"],
+    ),
+    (
+        "treepack.Subscriber('policy').wait(newer_than=True)",
+        "newer_than must be an integer, got True$",
+        ["treepack.Subscriber('policy').wait(newer_than=0)"],
+    ),
+    (
+        "save('x', TREE, step=True)",
+        "step must be an integer, got True$",
+        ["save('x', TREE, step=1)"],
+    ),
+    (
+        "load('model', threads=np.True_)",
+        "threads must be an integer, got np.True_$",
+        ["load('model', threads=1)"],
+    ),
+    (
+        "load('model', max_size=True)",
+        r"max_size must be a number of bytes .*, such as 10\*\*9, got True$",
+        ["load('model', max_size=10**9)"],
+    ),
+    (
+        "load('a.gz', max_size=10)",
+        "exceeds max_size=10 bytes: pass a larger max_size=, if you trust the data$",
+        ["load('a.gz', max_size=10**6)"],
+    ),
+    (
+        "treepack.pack_into(TREE, bytearray(999), offset='0')",
+        "offset must be an integer, got '0'$",
+        ["treepack.pack_into(TREE, bytearray(999), offset=0)"],
+    ),
+    (
+        "treepack.apply_delta(b'', bytearray(9), offset=True)",
+        "offset must be an integer, got True$",
+        ["treepack.pack_into(TREE, bytearray(999), offset=1)"],
+    ),
+    (
+        "treepack.packed_size(TREE, described='no')",
+        "described must be True or False, got 'no'$",
+        ["treepack.packed_size(TREE, described=False)"],
+    ),
+    (
+        "open('model', salvage='no')",
+        "salvage must be True or False, got 'no'$",
+        ["open('model', salvage=False)"],
+    ),
+    (
+        "treepack.diff('model', 'base', stats='yes')",
+        "stats must be True or False, got 'yes'$",
+        ["treepack.diff('model', 'base', stats=True)"],
+    ),
+    (
+        "treepack.register_dataclass(Bare, serialized_name='Bare', version=True)",
+        r"version must be an integer from 0 to 2\*\*32-1, got True$",
+        ["treepack.register_dataclass(Bare, serialized_name='Bare', version=1)"],
+    ),
+    (
+        "treepack.Series('run').save(3, TREE, metrics={1: 0.5})",
+        'the names of metrics must be strings, such as "loss", got 1$',
+        ["treepack.Series('run').save(3, TREE, metrics={'1': 0.5})"],
+    ),
+    (
+        "treepack.Series('run').save(3, TREE, metrics={'loss': None})",
+        "must be a number, got None: leave it out$",
+        ["treepack.Series('run').save(3, TREE, metrics={})"],
+    ),
+    (
+        "treepack.Series('run').save(3, TREE, metrics={'loss': np.ones(3)})",
+        r"pass one number, such as float\(value.mean\(\)\)$",
+        ["treepack.Series('run').save(3, TREE, metrics={'loss': float(np.ones(3).mean())})"],
+    ),
+    (
+        "treepack.Series('run').save(3, TREE, metrics={'loss': 'low'})",
+        "must be a number, got 'low': pass text in metadata=$",
+        ["treepack.Series('run').save(3, TREE, metadata={'loss': 'low'})"],
+    ),
+]
+"""Bools, fractions and texts in the place of numbers, and numbers in the place of others."""
+
+LEAVES_TOO: list[Row] = [
+    (
+        "load('jax', {'w': split})",
+        r"w: expected a sharding \(NamedSharding\), found float32\[2\]\n"
+        r"Pass shardings as sharding=, or in jax.ShapeDtypeStruct\(shape, dtype, sharding=",
+        [
+            "load('jax', sharding={'w': split})",
+            "load('jax', {'w': jax.ShapeDtypeStruct((2,), jnp.float32, sharding=split)})",
+        ],
+    ),
+    (
+        "load('jax', {'w': P('x')})",
+        r"w: expected a sharding \(P\w*\), .*Pass shardings as sharding=",
+        ["load('jax', sharding={'w': split})"],
+    ),
+    (
+        "load('jax', {'w': jax.devices()[0]})",
+        r"w: expected a sharding \(\w*Device\), .*Pass shardings as sharding=",
+        ["load('jax', sharding={'w': jax.devices()[0]})"],
+    ),
+    (
+        "load('jax', {'w': jnp.float32})",
+        r"w: expected a dtype \(float32\), .*pass jax.ShapeDtypeStruct\(shape, dtype\)\.",
+        ["load('jax', {'w': jax.ShapeDtypeStruct((2,), jnp.float32)})"],
+    ),
+    (
+        "load('jax', {'w': np.dtype('float32')})",
+        r"w: expected a dtype \(float32\), .*pass jax.ShapeDtypeStruct\(shape, dtype\)\.",
+        ["load('jax', {'w': jax.ShapeDtypeStruct((2,), np.dtype('float32'))})"],
+    ),
+    (
+        "load('jax', {'w': np.float32})",
+        r"w: expected a dtype \(float32\), .*pass jax.ShapeDtypeStruct\(shape, dtype\)\.",
+        ["load('jax', {'w': jax.ShapeDtypeStruct((2,), np.float32)})"],
+    ),
+    (
+        "load('model', (np.ones(1), 2, 3))",
+        r"expected 3 elements, found a subtree with the keys \['params', 'step'\]\n"
+        "The file has a dict there: pass one with its keys in place of the list or tuple",
+        ["load('model', {'params': TREE['params'], 'step': 3})"],
+    ),
+    (
+        "dumps({'a': split})",
+        "NamedSharding: pass it as metadata=$",
+        ["dumps({}, metadata={'a': split})"],
+    ),
+    (
+        "dumps({'f': jax.export.export(jax.jit(jnp.sin))(jnp.ones(1))})",
+        r"at f/in_tree: .* or a function of jax.export by treepack.save_exported$",
+        ["treepack.save_exported('x', jax.export.export(jax.jit(jnp.sin))(jnp.ones(1)))"],
+    ),
+    (
+        "jax.jit(lambda x: dumps({}, metadata={'loss': x}))(1.0)",
+        "at metadata/loss: .*traced value; serialize outside of jit",
+        ["dumps({}, metadata={'loss': jax.jit(lambda x: x)(1.0)})"],
+    ),
+    (
+        "dumps({}, metadata={'d': jax.devices()[0]})",
+        r"at metadata/d: .*; save str\(\.\.\.\) of it$",
+        ["dumps({}, metadata={'d': str(jax.devices()[0])})"],
+    ),
+    (
+        "dumps({}, metadata={'r': np.random.default_rng(0)})",
+        "at metadata/r: .*; save its .bit_generator.state, a dict$",
+        ["dumps({}, metadata={'r': np.random.default_rng(0).bit_generator.state})"],
+    ),
+    (
+        "jax.jit(lambda at: open('jax')['w'][at])(1)",
+        r"w: a traced index .* as jnp.asarray\(array\), and index the result",
+        ["jax.jit(lambda at: jnp.asarray(open('jax')['w'])[at])(1)"],
+    ),
+    (
+        "jax.jit(lambda at: open('jax')['w'][..., at:])(1)",
+        r"w: a traced index .* as jnp.asarray\(array\), and index the result",
+        ["jax.jit(lambda at: jnp.asarray(open('jax')['w'])[at])(1)"],
+    ),
+    (
+        "load('wide64', {'w': jnp.zeros(3)})",
+        "^'wide64': floats of float64 overflow float32 at w .*or pass cast='overflow'",
+        ["load('wide64', {'w': jnp.zeros(3)}, cast='overflow')"],
+    ),
+]
+"""Objects in the place of leaves and indices."""
+
+KINDS: list[Row] = [
+    (
+        "load('model', mapping=treepack.Mapping)",
+        "mapping= takes a treepack.Mapping, a dict of rules .*, got <class 'treepack.Mapping'>",
+        ["load('model', mapping=treepack.Mapping({'v': 'step'}))"],
+    ),
+    (
+        "load('model', TREE['params'], mapping={'': 'params'})",
+        r"'model.norm.weight', or '\.' for the root, got ''",
+        ["load('model', TREE['params'], mapping={'.': 'params'})"],
+    ),
+    (
+        "load('model', cast=jnp.bfloat16)",
+        "cast must be .*: a dtype is passed as dtype=, without a target$",
+        ["load('model', dtype=jnp.bfloat16)"],
+    ),
+    (
+        "save('hub', {'w': np.ones(2)}, format='huggingface')",
+        "format must be None or 'safetensors', .* 'safetensors' as on Hugging Face$",
+        ["save('hub', {'w': np.ones(2)}, format='safetensors')"],
+    ),
+    (
+        "save(b'x', TREE)",
+        r"got bytes: pass os.fsdecode\(path\)$",
+        ["save(os.fsdecode(b'x'), TREE)"],
+    ),
+    (
+        "treepack.Series('run', fast=True)",
+        "expected a path or a URL, got bool: pass it as a str or a pathlib.Path$",
+        ["treepack.Series('run', fast='fast')"],
+    ),
+    (
+        "treepack.pack_into(TREE, 'x')",
+        r"buffer must be a bytes-like object, got str: treepack.save\(path, tree\) writes a file$",
+        ["save('x', TREE)"],
+    ),
+    (
+        "treepack.pack_into(TREE, shared)",
+        "buffer must be a bytes-like object, got SimpleNamespace: pass its buf$",
+        ["treepack.pack_into(TREE, shared.buf)"],
+    ),
+    (
+        "loads(shared)",
+        r"got SimpleNamespace: pass its buf, or for reading its buf\[:size\]$",
+        ["loads(shared.buf[: treepack.pack_into(TREE, shared.buf)])"],
+    ),
+    (
+        "loads(tuple(treepack.buffers(TREE, described=True)))",
+        r'got tuple: pass b""\.join\(\.\.\.\) of the pieces$',
+        ["loads(b''.join(tuple(treepack.buffers(TREE, described=True))))"],
+    ),
+    (
+        "treepack.apply_delta(treepack.buffers(TREE, base=TREE), bytearray(999))",
+        r'patch must be a bytes-like object, got list: pass b""\.join\(\.\.\.\) of the pieces$',
+        ["treepack.apply_delta(b''.join(treepack.buffers(TREE, base=TREE)), packed(TREE))"],
+    ),
+    (
+        "treepack.apply_delta(b''.join(treepack.buffers(TREE, base=TREE)), TREE)",
+        r"buffer must be .*, got dict: .* a bytearray of packed_size\(tree\) bytes$",
+        ["treepack.apply_delta(b''.join(treepack.buffers(TREE, base=TREE)), packed(TREE))"],
+    ),
+    (
+        "treepack.register_dataclass('Text')",
+        "expected a class, got 'Text': pass it as serialized_name=$",
+        ["treepack.register_dataclass(serialized_name='Text')"],
+    ),
+    (
+        "treepack.register_function('text')",
+        "expected a function, got 'text': pass it as serialized_name=$",
+        ["treepack.register_function(serialized_name='text')"],
+    ),
+    (
+        "treepack.register_auxdata(abs)",
+        "expected a class, .*: call register_function for a function$",
+        ["treepack.register_function(abs)"],
+    ),
+    (
+        "treepack.register_namedtuple(Point(1))",
+        r"expected a class, got Point\(x=1\): pass type\(\.\.\.\) of it, Point$",
+        ["treepack.register_namedtuple(type(Point(1)))"],
+    ),
+    (
+        "treepack.register_auxdata(Mode, serialized_name='Mode', aliases=['mixups.Node'])",
+        "'mixups.Node' is the node type mixups.Node: .* a type that is gone: leave it out",
+        ["treepack.register_auxdata(Mode, serialized_name='Mode')"],
+    ),
+    (
+        "treepack.Series('run')[2]",
+        r"a Series has no items: steps\(\) lists its checkpoints, and treepack.load\(run.path",
+        ["load(treepack.Series('run').path(treepack.Series('run').steps()[-1]))"],
+    ),
+    (
+        "list(treepack.Subscriber('policy'))",
+        r"a Subscriber has no items: call wait\(template\) for each newer version$",
+        ["treepack.Subscriber('policy').wait(TREE)"],
+    ),
+    (
+        "treepack.digest('model')['step']",
+        r"a Digest has no items: leaves\[path\] is the digest of a leaf$",
+        ["treepack.digest('model').leaves['step']"],
+    ),
+    (
+        "treepack.Series('run').wait(5)",
+        r"were given: call it as wait\(\)$",
+        ["treepack.Series('run').wait()"],
+    ),
+    (
+        "treepack.Series('run').save(3, TREE, sharded=True)",
+        r"'sharded': treepack.Series\(path, \.\.\.\) takes it$",
+        ["treepack.Series('new', sharded=True).save(3, TREE)"],
+    ),
+    (
+        "treepack.Subscriber('policy', timeout=3)",
+        "leave it out: treepack.load and Subscriber.wait take it$",
+        ["treepack.Subscriber('policy').wait(timeout=3)"],
+    ),
+    (
+        "treepack.Subscriber('policy').latest(version=1)",
+        "only the newest version is read; pass newer_than= to wait$",
+        ["treepack.Subscriber('policy').wait(newer_than=0)"],
+    ),
+    (
+        "treepack.Publisher('policy').push(TREE, step=2)",
+        "'step': pass version=$",
+        ["treepack.Publisher('policy').push(TREE, version=2)"],
+    ),
+    (
+        "treepack.buffers(TREE, compress=True)",
+        "treepack.dumps takes compress=$",
+        ["dumps(TREE, compress=True)"],
+    ),
+    (
+        "treepack.abstract('model', dtype=jnp.bfloat16)",
+        "'dtype': treepack.load takes it$",
+        ["load('model', dtype=jnp.bfloat16)"],
+    ),
+    (
+        "treepack.diff('model', 'base', tolerance=1e-3)",
+        "pass rtol= or atol=$",
+        ["treepack.diff('model', 'base', rtol=1e-3)"],
+    ),
+    (
+        "treepack.digest('model', algorithm='sha256')",
+        "leave it out: there is one kind of digests$",
+        ["treepack.digest('model')"],
+    ),
+    (
+        "treepack.Keep(keep_period=10)",
+        "'keep_period': pass every=$",
+        ["treepack.Keep(every=10)"],
+    ),
+    (
+        "run('convert', 'floats8', 'x.npz', '--dtype', 'bfloat16')",
+        "does not support dtype bfloat16: convert it with dtype=, such as float32",
+        ["run('convert', 'floats8', 'x.npz', '--dtype', 'float32')"],
+    ),
+]
+"""Arguments and types of other kinds, and names of options that others have."""
+
+
+class Point(NamedTuple):
+    """A namedtuple."""
+
+    x: int
+
+
+class Mode(enum.Enum):
+    """An enum."""
+
+    A = 1
+
+
+@dataclasses.dataclass
+class Node:
+    """A node of JAX without static data."""
+
+    a: Any
+
+
+jax.tree_util.register_pytree_node(Node, lambda node: ((node.a,), None), lambda _, a: Node(*a))
+treepack.register_node(Node, serialized_name="mixups.Node")
+
+MIXED: dict[str, Any] = (
+    {it.__name__: it for it in (Point, Mode, os)}
+    | {
+        "shared": types.SimpleNamespace(buf=memoryview(bytearray(999))),  # as of shared memory
+        "Bare": dataclasses.make_dataclass("Bare", ["a"]),
+        "split": NamedSharding(Mesh(np.array(jax.devices()[:1]), ("x",)), PartitionSpec("x")),
+    }
+)
+"""The names that only these rows use."""
+
+
+def make_mixups() -> None:
+    """Makes the files that only these rows read, in the working directory."""
+    treepack.save("wide64", {"w": np.full(3, 1e300)})
+    treepack.save("a.gz", {"w": np.zeros(999)}, compress=True)
+    treepack.save("floats8", {"w": np.ones(3, jnp.bfloat16)})
