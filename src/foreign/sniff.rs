@@ -115,7 +115,8 @@ impl<'a> Sample<'a> {
         }
         Some(format!(
             "a damaged file, whose first {zeros} bytes are zeros, as after a power failure; copy \
-             it again, or read its intact leaves with `treepack salvage`"
+             it again, or read its intact leaves with `treepack salvage`; of a buffer of \
+             `pack_into`, pass the bytes from its `offset` on"
         ))
     }
 

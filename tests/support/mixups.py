@@ -396,6 +396,31 @@ KINDS: list[Row] = [
         ["treepack.Keep(every=10)"],
     ),
     (
+        "verify('model').leaves['w']",
+        "there is nothing at w: is it 'params/w'\\?$",
+        ["verify('model').leaves['params/w']"],
+    ),
+    (
+        "save('x', params=TREE)",
+        "'params': pass the tree as the second argument$",
+        ["save('x', TREE)"],
+    ),
+    (
+        "loads(dumps(TREE).decode('latin1'))",
+        "expected a bytes-like object, got text: pass undecoded bytes$",
+        ["loads(dumps(TREE))"],
+    ),
+    (
+        "loads(placed(TREE)[: treepack.packed_size(TREE)])",
+        "of a buffer of `pack_into`, pass the bytes from its `offset` on",
+        ["loads(placed(TREE)[64:])"],
+    ),
+    (
+        "load('pickled.npy')",
+        r"pickled objects, which are never read: .* numpy.load\(path, allow_pickle=True\)",
+        ["np.load('pickled.npy', allow_pickle=True)"],
+    ),
+    (
         "run('convert', 'floats8', 'x.npz', '--dtype', 'bfloat16')",
         "does not support dtype bfloat16: convert it with dtype=, such as float32",
         ["run('convert', 'floats8', 'x.npz', '--dtype', 'float32')"],
@@ -437,8 +462,19 @@ MIXED: dict[str, Any] = (
 """The names that only these rows use."""
 
 
+def placed(tree: Any) -> bytearray:
+    """Returns a buffer with a tree at an offset."""
+    buffer = bytearray(64 + treepack.packed_size(tree))
+    treepack.pack_into(tree, buffer, offset=64)
+    return buffer
+
+
+MIXED["placed"] = placed
+
+
 def make_mixups() -> None:
     """Makes the files that only these rows read, in the working directory."""
     treepack.save("wide64", {"w": np.full(3, 1e300)})
     treepack.save("a.gz", {"w": np.zeros(999)}, compress=True)
+    np.save("pickled.npy", np.array([{}]), allow_pickle=True)
     treepack.save("floats8", {"w": np.ones(3, jnp.bfloat16)})

@@ -78,6 +78,7 @@ _OPTIONS = [
         "partial partial_restore ignore_missing allow_missing", "missing", 'pass missing="target"'
     ),
     _Option("restore_args shapes dtypes", "target", "pass jax.ShapeDtypeStructs as target="),
+    _Option("params state target model", "separator", "pass the tree as the second argument"),
     _Option("path format", "tree", "treepack.save(path, tree, ...) takes it"),
     _Option("select exclude target template dtype", "salvage", "load of the open file takes it"),
     _Option("name", "serialized_name", "pass serialized_name="),

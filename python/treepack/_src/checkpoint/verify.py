@@ -20,6 +20,7 @@ from treepack._src.storage.address import Address
 from treepack._src.storage.content import Openable, record_of_patch
 from treepack._src.storage.naming import naming
 from treepack.errors import (
+    MissingPathError,
     NewerVersionError,
     TreepackError,
 )
@@ -44,6 +45,8 @@ class Statuses(Mapping[str, Status]):
             for leaf_path, status in self.items():  # lookups do not find the first of equal keys
                 if leaf_path == path:
                     return status
+            meant = _paths.meant(path, self)
+            raise MissingPathError(path, hint="" if meant is None else f"is it {meant!r}?")
         raise KeyError(path)
 
     def __iter__(self) -> Iterator[str]:

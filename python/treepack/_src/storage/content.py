@@ -174,6 +174,8 @@ _CURES: list[tuple[Callable[[Any], bool], str]] = [
 def check_is_bytes(data: Any, order: str = "", *, name: str = "") -> None:
     """Raises a TypeError if data are not bytes-like; its text is between `name` and `order`."""
     if isinstance(data, (str, os.PathLike)):
+        if isinstance(data, str) and not data.isprintable():
+            raise TypeError(f"{name}expected a bytes-like object, got text: pass undecoded bytes")
         path = shown(data)
         encoded = core.described(core.Content.lent(os.fsencode(data))) or ""
         if encoded.startswith(_ENCODED):

@@ -57,7 +57,9 @@ def _tree_in(content: core.Content, nbytes: int) -> Any:
     except (OSError, MemoryError):
         raise
     except Exception as error:  # of NumPy
-        raise DecodeError(f"the .npy file cannot be read: {error}") from error
+        trusted = isinstance(error, NotImplementedError)  # pickled objects
+        cure = ": if you trust it, numpy.load(path, allow_pickle=True) reads them" * trusted
+        raise DecodeError(f"the .npy file cannot be read: {error}{cure}") from error
 
 
 class _Reordered(Held):
