@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,15 @@ def test_other_prefixes_are_no_trouble_to_flax(
     for step in (9, 10):
         flax_checkpoints.save_checkpoint(tmp_path, {"a": 1}, step, prefix=prefix, keep=9)
     assert Path(flax_checkpoints.latest_checkpoint(tmp_path, prefix)).name == f"{prefix}10"
+
+
+@pytest.mark.skipif(find_spec("tensorflow") is not None, reason="it handles URLs for flax")
+def test_flax_takes_a_url_for_a_local_directory(
+    tmp_path: Path, without_orbax: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flax_checkpoints.save_checkpoint("gs://bucket/run", {"a": 1}, 1)
+    assert Path("gs:/bucket/run/checkpoint_1").is_file()
 
 
 @struct.dataclass

@@ -93,11 +93,6 @@ NUMBERS: list[Row] = [
         ["save('x', TREE, step=1)"],
     ),
     (
-        "load('model', threads=np.True_)",
-        "threads must be an integer, got np.True_$",
-        ["load('model', threads=1)"],
-    ),
-    (
         "load('model', max_size=True)",
         r"max_size must be a number of bytes .*, such as 10\*\*9, got True$",
         ["load('model', max_size=10**9)"],
