@@ -61,7 +61,9 @@ pub enum Error {
     #[error("{0}")]
     Gzip(String),
     /// The output would exceed the caller's limit.
-    #[error("the decompressed data exceeds max_size={max_size} bytes: pass a larger max_size=, if you trust the data")]
+    #[error(
+        "the decompressed data exceeds max_size={max_size} bytes: pass a larger max_size=, if you trust the data"
+    )]
     OutputLimit { max_size: usize },
     /// An allocation failed.
     #[error("out of memory")]

@@ -124,7 +124,24 @@ def save(name="a", **options):
 def save_loader():
     treepack.save(f"{path}/a", {**state, "loader": index}, timeout=60)
 
-follow(lambda: treepack.dumps(state), "gather it to this process .*process_allgather", gathered)
+def described():
+    treepack.dumps({}, metadata={"w": process_allgather(split, tiled=True)})
+
+def measured():
+    metrics = {"w": float(split.mean())}
+    treepack.Series(f"{path}/run").save(1, {}, metrics=metrics)
+
+follow(
+    lambda: treepack.dumps(state), r"gather it .*process_allgather\\(array, tiled=True", gathered
+)
+follow(
+    lambda: treepack.dumps({}, metadata={"w": split}),
+    "at metadata/w: .*process_allgather.*: pass a value that this process has", described
+)
+follow(
+    lambda: treepack.Series(f"{path}/run").save(1, {}, metrics={"w": split}),
+    r"metrics.'w'. must be a number: .* float\\(value.mean\\(\\)\\)", measured
+)
 follow(save_loader, "process 1 .* at loader: ", save)
 treepack.save(f"{path}/loader-{index}", {"loader": index})  # as docs/sharded.md says
 follow(lambda: save(str(index)), "process 1 .*the same directory", save)

@@ -197,6 +197,11 @@ LEAVES_TOO: list[Row] = [
         ["load('model', {'params': TREE['params'], 'step': 3})"],
     ),
     (
+        "load('jax', {'w': jnp.zeros(5)}, mismatched='target')",
+        "so nothing is loaded: .*, or return_report=True to treepack.load to allow it; ",
+        ["load('jax', {'w': jnp.zeros(5)}, mismatched='target', return_report=True)"],
+    ),
+    (
         "dumps({'a': split})",
         "NamedSharding: pass it as metadata=$",
         ["dumps({}, metadata={'a': split})"],
@@ -210,6 +215,16 @@ LEAVES_TOO: list[Row] = [
         "jax.jit(lambda x: dumps({}, metadata={'loss': x}))(1.0)",
         "at metadata/loss: .*traced value; serialize outside of jit",
         ["dumps({}, metadata={'loss': jax.jit(lambda x: x)(1.0)})"],
+    ),
+    (
+        "dumps({}, metadata={'w': deleted()})",
+        "at metadata/w: .*deleted.*: pass a value that this process has$",
+        ["dumps({}, metadata={'w': jnp.ones(3)})"],
+    ),
+    (
+        "treepack.Series('run').save(3, TREE, metrics={'loss': deleted()})",
+        r"must be a number: .*deleted.*: pass one that this process has, such as float\(value",
+        ["treepack.Series('run').save(3, TREE, metrics={'loss': float(jnp.ones(3).mean())})"],
     ),
     (
         "dumps({}, metadata={'d': jax.devices()[0]})",

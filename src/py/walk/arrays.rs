@@ -343,7 +343,8 @@ impl<'py> Walk<'py> {
         if !is_whole_here {
             return Err(Failure::tree(
                 "the array has shards on devices of other processes; gather it to this process \
-                 first, for example with jax.experimental.multihost_utils.process_allgather",
+                 first, for example with jax.experimental.multihost_utils.process_allgather(array, \
+                 tiled=True)",
             ));
         }
         self.check_alive(array)?;

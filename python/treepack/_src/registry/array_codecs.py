@@ -44,7 +44,10 @@ def dtype_name(dtype: np.dtype) -> str:
 
 
 def array_parts(value: Any) -> tuple[str, tuple[int, ...], bytes]:
-    array = value if isinstance(value, np.ndarray) else on_host(value)
+    try:
+        array = value if isinstance(value, np.ndarray) else on_host(value)
+    except RuntimeError as error:  # it is deleted, or in other processes
+        raise TypeError(f"{error}: pass a value that this process has") from error
     if array.nbytes > MAX_ARRAY_BYTES or type(array) is not np.ndarray:
         raise TypeError(refusal(array))
     return dtype_name(array.dtype), array.shape, array.tobytes()

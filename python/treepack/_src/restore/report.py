@@ -173,7 +173,8 @@ class Coverage:
         ):
             raise MismatchError(
                 "no leaf of the file fits the template, so nothing is loaded: pass mapping= if "
-                "leaves have other names; the template has "
+                "leaves have other names, or return_report=True to treepack.load to allow it; the "
+                "template has "
                 f"{_listed([leaf.path for leaf in kept])}, "
                 f"the file {_listed(there)}",
                 [*kept, *(Mismatch(path, NOTHING, "a leaf") for path in self._unexpected)],

@@ -116,6 +116,11 @@ def _numbers(metrics: Any) -> dict[str, float]:
             if isinstance(value, (str, bytes, bytearray)):
                 raise TypeError("it is text, which float() takes as well")
             floats[name] = float(_jax.fetched(value))
+        except RuntimeError as error:  # a JAX array that is deleted, or in other processes
+            raise TypeError(
+                f"metrics[{name!r:.100}] must be a number: {error}: pass one that this process "
+                "has, such as float(value.mean())"
+            ) from error
         except (TypeError, ValueError, OverflowError) as error:
             cure = "pass one number, such as float(value.mean())"
             if getattr(value, "size", 1) == 1:
