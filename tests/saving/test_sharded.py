@@ -1156,10 +1156,10 @@ def test_a_process_that_has_missed_a_save(tmp_path: Path) -> None:
 
 
 def test_a_step_is_an_integer(tmp_path: Path) -> None:
-    for step in (0, -1, 2**70, np.int64(3), jnp.int32(3), True):
+    for step in (0, -1, 2**70, np.int64(3), jnp.int32(3)):
         treepack.save(tmp_path / "file", {"w": 1}, step=step)
         treepack.save(tmp_path / "directory", {"w": 1}, step=step, sharded=True)
-    for wrong in (1.5, "1", [1]):
+    for wrong in (1.5, "1", [1], True):
         with pytest.raises(TypeError, match="integer"):
             treepack.save(tmp_path / "file", {"w": 2}, step=wrong)  # type: ignore[call-overload]
     assert treepack.load(tmp_path / "file") == {"w": 1}

@@ -426,11 +426,6 @@ KINDS: list[Row] = [
         ["loads(placed(TREE)[64:])"],
     ),
     (
-        "load('pickled.npy')",
-        r"pickled objects, which are never read: .* numpy.load\(path, allow_pickle=True\)",
-        ["np.load('pickled.npy', allow_pickle=True)"],
-    ),
-    (
         "run('convert', 'floats8', 'x.npz', '--dtype', 'bfloat16')",
         "does not support dtype bfloat16: convert it with dtype=, such as float32",
         ["run('convert', 'floats8', 'x.npz', '--dtype', 'float32')"],
@@ -486,5 +481,4 @@ def make_mixups() -> None:
     """Makes the files that only these rows read, in the working directory."""
     treepack.save("wide64", {"w": np.full(3, 1e300)})
     treepack.save("a.gz", {"w": np.zeros(999)}, compress=True)
-    np.save("pickled.npy", np.array([{}]), allow_pickle=True)
     treepack.save("floats8", {"w": np.ones(3, jnp.bfloat16)})

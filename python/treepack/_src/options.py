@@ -195,12 +195,7 @@ def check(name: str, value: Any) -> None:
         raise error(f"{name} must be {text}, got {value!r:.100}")
 
 
-_CURES = {
-    "cast": ": a dtype is passed as dtype=, without a target",
-    "format": (
-        ": leave it out; the suffix .msgpack writes for flax, 'safetensors' as on Hugging Face"
-    ),
-}
+_CURES = {"cast": ": a dtype is passed as dtype=, without a target"}
 
 
 def no_choice(name: str, value: Any, choices: Iterable[Any]) -> ValueError:

@@ -200,7 +200,11 @@ def to_save(path: str, export: Export, *, is_open: bool = False) -> Format | Non
     saved = {each.name: each for each in known() if each.is_saved}
     if export.format is not None:
         if not isinstance(export.format, str) or export.format not in saved:
-            raise no_choice("format", export.format, (None, *saved))
+            text = no_choice("format", export.format, (None, *saved))
+            raise ValueError(
+                f"{text}: leave it out; the suffix .msgpack writes for flax, {next(iter(saved))!r} "
+                "as on Hugging Face"
+            )
         return saved[export.format]
     if is_open and (format := of_suffix(path)) is not None:
         return format

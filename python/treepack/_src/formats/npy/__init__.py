@@ -57,9 +57,7 @@ def _tree_in(content: core.Content, nbytes: int) -> Any:
     except (OSError, MemoryError):
         raise
     except Exception as error:  # of NumPy
-        trusted = isinstance(error, NotImplementedError)  # pickled objects
-        cure = ": if you trust it, numpy.load(path, allow_pickle=True) reads them" * trusted
-        raise DecodeError(f"the .npy file cannot be read: {error}{cure}") from error
+        raise DecodeError(f"the .npy file cannot be read: {error}") from error
 
 
 class _Reordered(Held):
