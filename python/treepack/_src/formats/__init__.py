@@ -201,10 +201,8 @@ def to_save(path: str, export: Export, *, is_open: bool = False) -> Format | Non
     if export.format is not None:
         if not isinstance(export.format, str) or export.format not in saved:
             text = no_choice("format", export.format, (None, *saved))
-            raise ValueError(
-                f"{text}: leave it out; the suffix .msgpack writes for flax, {next(iter(saved))!r} "
-                "as on Hugging Face"
-            )
+            hub = "".join(f", {name!r} as on Hugging Face" for name in saved)
+            raise ValueError(f"{text}: leave it out; the suffix .msgpack writes for flax{hub}")
         return saved[export.format]
     if is_open and (format := of_suffix(path)) is not None:
         return format
