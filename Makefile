@@ -72,9 +72,10 @@ test: $(VENV)/.rust
 	$(call at_once,test-python test-rust lint-python types)
 
 ## make test-all      everything, with more examples; campaigns of faults, kills and large arrays; other systems; docs
+# Rust is linted while one core links treepack.
 test-all: $(VENV)/.rust
-	$(call at_once,$(VENV)/.built $(VENV)/.packages compile-tests)
-	$(call at_once,TIER=all test-python test-rust lint-python types-all lint-rust docs check-systems)
+	$(call at_once,$(VENV)/.built $(VENV)/.packages compile-tests lint-rust)
+	$(call at_once,TIER=all test-python test-rust lint-python types-all docs check-systems)
 
 ## make lint          formatting and lints of both languages, types, prose, workflows, licences
 lint: lint-python types lint-rust
@@ -132,7 +133,7 @@ test-rust: $(VENV)/.rust
 # $(call if_there,fmt|clippy,command): a Rust of the system may lack them.
 if_there = if cargo $(1) --version > /dev/null 2>&1; then $(2); \
   else echo "skipped: cargo $(1) is missing (with rustup: rustup component add rustfmt clippy)"; fi
-CLIPPY = cargo clippy --quiet
+CLIPPY = nice cargo clippy --quiet
 # The extension, then the core without Python, some parts of which are not used then, with tests and benchmarks.
 lint-rust: $(VENV)/.rust
 	$(call quietly,Lints Rust.,$(RUST) $(call if_there,fmt,cargo fmt --check) && $(call if_there,clippy,PYO3_PYTHON=$(CURDIR)/$(BIN)/python $(CLIPPY) --lib --features python -- -D warnings && $(CLIPPY) --all-targets --features bench -- -D warnings))

@@ -56,7 +56,7 @@ OTHER: Any = {
 TREE: Any = {"a": LEAVES, "n": [1, None]}
 ARRAYS = {name: LEAVES[name] for name in ("float", "bfloat16", "scalar", "weak_float", "split")}
 WHOLE = jnp.ones((8, 4))
-STEP = jnp.asarray(2, jnp.int32)
+FIRST, STEP = jnp.asarray(1, jnp.int32), jnp.asarray(2, jnp.int32)
 EXPORTED = jax.export.export(jax.jit(lambda tree, x: x))({"w": jnp.ones(3)}, jnp.ones(3))
 
 
@@ -151,6 +151,7 @@ def published(path: Path) -> None:
         publisher.push(TREE, version=version)
         subscriber.latest()
         subscriber.latest(TREE)
+    assert subscriber.wait(newer_than=FIRST)[0] == 2
 
 
 def dropin(_: Path) -> None:

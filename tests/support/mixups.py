@@ -84,7 +84,7 @@ NUMBERS: list[Row] = [
     ),
     (
         "treepack.Subscriber('policy').wait(newer_than=True)",
-        "newer_than must be an integer, got True$",
+        "newer_than must be an integer, got True: pass the number of a version$",
         ["treepack.Subscriber('policy').wait(newer_than=0)"],
     ),
     (

@@ -155,7 +155,7 @@ _NUMBERS: dict[str, tuple[str, Callable[[Any], Any], float]] = {
     "level": ("an integer from 0 to 9", operator.index, -math.inf),
     "threads": ("an integer", operator.index, -math.inf),
     "align": ("a power of two from 1 to 64", operator.index, -math.inf),
-    **dict.fromkeys(("step", "newer_than", "offset"), ("an integer", operator.index, -math.inf)),
+    **dict.fromkeys(("step", "offset"), ("an integer", operator.index, -math.inf)),
     **dict.fromkeys(
         ("anchor_every", "every", "last", "full_every"),
         ("an integer of at least 1", operator.index, 1),
@@ -168,7 +168,6 @@ _OPTIONAL = {
     "level",
     "threads",
     "step",
-    "newer_than",
     "unexpected",
     "every",
     "seconds",

@@ -45,12 +45,12 @@ TEMPORARY = re.compile(r"\..*\.treepack-.*\.tmp", re.DOTALL)
 _MOST_NUMBER = 10**18
 
 
-def checked(name: str, number: Any, cure: str) -> int:
+def checked(name: str, number: Any, cure: str, *, least: int = 0) -> int:
     """Returns a step or version as an integer.
 
     Raises:
       TypeError: If it is not an integer; the error ends with the cure.
-      ValueError: If it is negative or too large.
+      ValueError: If it is below `least`, or too large.
     """
     try:
         if isinstance(number, bool):
@@ -58,8 +58,8 @@ def checked(name: str, number: Any, cure: str) -> int:
         integer = operator.index(_jax.fetched(number))
     except TypeError:  # arrays of NumPy and JAX have the method, of any shape
         raise TypeError(f"{name} must be an integer, got {number!r:.100}: {cure}") from None
-    if not 0 <= integer < _MOST_NUMBER:
-        raise ValueError(f"{name} must be an integer from 0 to 10**18 - 1, got {integer}")
+    if not least <= integer < _MOST_NUMBER:
+        raise ValueError(f"{name} must be an integer from {least} to 10**18 - 1, got {integer}")
     return integer
 
 

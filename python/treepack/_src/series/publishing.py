@@ -270,18 +270,18 @@ class Subscriber(Unindexed):
           TreepackError: See `latest`, also for other errors.
         """
         check("timeout", timeout)
-        check("newer_than", newer_than)
         held = self._held
         if newer_than is None:
             newer_than = -1 if held is None else held.number
+        number = checked("newer_than", newer_than, "pass the number of a version", least=-1)
         end, pause = time.monotonic() + timeout, _PAUSE_S
         while True:
             held, head = self._held, self._versions.head()
-            if head.versions and head.number > newer_than:
+            if head.versions and head.number > number:
                 return self._restored(held, head, template, options)
             left = end - time.monotonic()
             if left <= 0:
-                after = f" after version {newer_than}" if newer_than >= 0 else ""
+                after = f" after version {number}" if number >= 0 else ""
                 error = TimeoutError(
                     errno.ETIMEDOUT,
                     f"no version{after} was published in {timeout:g} s",
