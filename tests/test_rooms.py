@@ -214,6 +214,17 @@ def test_rooms_have_narrow_faces(room: str, most: int) -> None:
     assert len(given_by(room)) <= most
 
 
+def test_a_constant_of_a_module_has_one_value() -> None:
+    for module, tree in trees().items():
+        assigned = [
+            target.id
+            for node in tree.body
+            for target in (node.targets if isinstance(node, ast.Assign) else ())
+            if isinstance(target, ast.Name)
+        ]
+        assert len(assigned) == len({*assigned}), module
+
+
 def test_no_imports_run_in_a_circle() -> None:
     done: set[str] = set()
 

@@ -167,7 +167,7 @@ def read_interrupted(kind: str, folder: Path) -> None:
 
 @pytest.mark.campaign
 @is_traced
-@pytest.mark.parametrize("kind", WRITES)
+@pytest.mark.parametrize("kind", tiers.some(WRITES))
 def test_an_interrupted_call_of_a_save_is_made_again(kind: str, in_memory: Path) -> None:
     stride = tiers.either(7, 7, nightly=1)
     print(

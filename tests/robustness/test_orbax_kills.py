@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+import tiers
 import treepack
 from traced import Disk, ask, is_traced, run, write_state
 from treepack.orbax import TreepackRestore, TreepackSave
@@ -57,8 +59,10 @@ def log_saves(folder: Path, mode: str, background: bool) -> None:
 @pytest.mark.campaign
 @is_traced
 @pytest.mark.skipif(not hasattr(ocp.options, "AtomicityMode"), reason="Orbax has no modes yet")
-@pytest.mark.parametrize("background", [False, True])
-@pytest.mark.parametrize("mode", ["atomic_rename", "commit_file"])
+@pytest.mark.parametrize(
+    ("mode", "background"),
+    tiers.some(itertools.product(["atomic_rename", "commit_file"], [False, True]), 3),
+)
 def test_the_latest_step_is_whole_whenever_the_manager_is_killed(
     mode: str, background: bool, in_memory: Path
 ) -> None:

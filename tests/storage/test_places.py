@@ -73,8 +73,12 @@ def test_invalid_places_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (stream, lambda path, tree: serialization.load_from_file(tree, path)),
     ]
     for in_its_place, write in writes:
-        for place in (io.BytesIO(), None, b"name", {}):
-            remedy = in_its_place if isinstance(place, io.BytesIO) else ": the path"
+        for place, remedy in (
+            (io.BytesIO(), in_its_place),
+            (None, ": pass it as a str or a pathlib.Path$"),
+            (b"name", r": pass os.fsdecode\(path\)$"),
+            ({}, r": the path comes first, as in save\(path, tree\)"),
+        ):
             message = f"expected a path or a URL, got {type(place).__name__}{remedy}"
             with pytest.raises(TypeError, match=message):
                 write(place, TREE)

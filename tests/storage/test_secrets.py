@@ -123,7 +123,7 @@ def failure_of(work: Callable[[str], object], url: str) -> BaseException | None:
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("status", tiers.either([], [403, 404], nightly=[401, 403, 404, 405, 418]))
+@pytest.mark.parametrize("status", tiers.either([], [404], nightly=[401, 403, 404, 405, 418]))
 def test_errors_of_web_servers(
     server: int, status: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -189,7 +189,7 @@ def test_logins_are_sent(server: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {*Handler.logins} == {None}
 
 
-@tiers.parametrize("command", ["ls", "verify", "show", "diff", "convert"], quick=2)
+@tiers.parametrize("command", tiers.some(["ls", "verify", "diff", "show", "convert"]))
 def test_the_command_line(
     server: int, command: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -225,14 +225,16 @@ def similar(typo: str, paths: Iterable[str]) -> str:
     near = [match] if match else [both[name] for name in closest(typo, both)]
     if near:
         return f"; is it {near[0]!r}?"
-    shown = [printable(path[:_MOST_TEXT]) for path in itertools.islice(texts.values(), _MOST_SHOWN)]
+    shown = [
+        printable(path[:_MOST_LETTERS]) for path in itertools.islice(texts.values(), _MOST_SHOWN)
+    ]
     shown += ["…"] * (len(texts) > _MOST_SHOWN)
     return f"; it has {', '.join(shown) or 'no leaves'}"
 
 
 # The maximum number of paths in an error, and of the characters of each.
 _MOST_SHOWN = 5
-_MOST_TEXT = 100
+_MOST_LETTERS = 100
 
 
 def _folded(path: str) -> list[str]:

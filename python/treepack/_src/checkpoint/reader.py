@@ -582,16 +582,19 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
                 f"{printable(self.path)} is an array, which has no {index!r:.100}: index it by "
                 "numbers, as in array[0]"
             )
-        if _is_traced(index):
+        try:
+            plan = box_of(index, self.shape)
+            if plan is None:
+                return np.array(self)[index]
+            box, rest = plan
+            return self._read(box)[rest]
+        except TypeError as error:
+            if not _is_traced(index):
+                raise
             raise TypeError(
                 f"{printable(self.path)}: a traced index cannot select the elements to read: read "
                 "the array before, as jnp.asarray(array), and index the result"
-            )
-        plan = box_of(index, self.shape)
-        if plan is None:
-            return np.array(self)[index]
-        box, rest = plan
-        return self._read(box)[rest]
+            ) from error
 
     def _read(self, box: Sequence[range]) -> np.ndarray:
         """Returns the elements of a box."""
