@@ -570,7 +570,9 @@ at_each_step(saving if kind.startswith("sharded") else waiting, work, handler, i
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("kind", ["file", "manager", "sharded", "sharded without links"])
+@pytest.mark.parametrize(
+    "kind", tiers.some(["file", "manager", "sharded", "sharded without links"])
+)
 def test_a_signal_handler_may_save_at_any_time(in_memory: Path, kind: str) -> None:
     calls = tiers.either("4", "4", nightly="1")
     support = Path(__file__).parents[1] / "support"
