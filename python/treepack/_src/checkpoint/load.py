@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -48,6 +49,16 @@ def load_part(
     selection.check(target)
     separator, mapping = place.reader.separator, selection.mapping
     if separator and mapping is None and _is_flat(target, separator):
+        is_plain = selection.is_whole and reading.sharding is None and group is None
+        tree = _with_same_names(place, target, separator) if is_plain else None
+        if tree is not None:
+            with contextlib.suppress(TreepackError):  # raised again below, with the target's paths
+                loaded = load_part(place, tree, selection, reading, group)
+                at = {name: name.split(separator) for name in target}
+                return {
+                    name: functools.reduce(dict.__getitem__, parts, loaded)
+                    for name, parts in at.items()
+                }
         mapping = _by_name(separator)
     if mapping is not None:
         record = place.catalog.record
@@ -152,6 +163,24 @@ def _fitting(
 def _is_flat(target: Any, separator: str) -> bool:
     """Returns whether keys of a target are names of several parts."""
     return type(target) is dict and any(separator in key for key in target if type(key) is str)
+
+
+def _with_same_names(place: Place, target: dict[str, Any], separator: str) -> dict[str, Any] | None:
+    """Returns a flat target as nested dicts; `None` unless the file has just these names.
+
+    It is loaded as fast as the file, without a rule for each leaf.
+    """
+    names = {separator.join(_paths.parts(path)) for path, _ in place.catalog.leaves(place.value)}
+    if names != target.keys():
+        return None
+    if any(kind_of(leaf) is not None for leaf in target.values()):
+        return None
+    tree: dict[str, Any] = {}
+    with contextlib.suppress(TreepackError):
+        for name, leaf in target.items():
+            _paths.put(tree, name.split(separator), leaf)
+        return tree
+    return None  # a name begins another
 
 
 def _by_name(separator: str) -> Callable[[str], str]:

@@ -64,15 +64,24 @@ class Pattern:
         for literal, name in self._pieces:
             key = literal if literal in ("", ".") else plain(_paths.parts(literal))
             pieces.append(("" if text == _paths.ROOT else key, name))
+        self._keyed = pieces
+        # Of the paths of leaves, as in a flat dict, neither is needed.
+        self._expressions: tuple[re.Pattern[str], re.Pattern[str]] | None = None
         self._plain = "".join(key for key, _ in pieces)
-        self._expression = _backward(pieces)
-        unnamed = [(_DIGITS.sub("#", key), name if name is None else "") for key, name in pieces]
-        self._skeleton = _backward(unnamed)
         # Else a number in a name may be a part of a text, or several indices.
         gaps = "{}".join(literal for literal, _ in self._pieces)
         self._has_skeleton = re.search(r"\d\{\}|\{\}\d|\{\}\{\}", gaps) is None
         self._is_root = not self.indices and self._plain == ""
         self._keys = self._plain.count(".") + 1
+
+    def _compiled(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
+        """Returns the expressions of the path, and of its form with `#` in place of numbers."""
+        if self._expressions is None:
+            unnamed = [
+                (_DIGITS.sub("#", key), name if name is None else "") for key, name in self._keyed
+            ]
+            self._expressions = _backward(self._keyed), _backward(unnamed)
+        return self._expressions
 
     def fill(self, values: Mapping[str, str]) -> str:
         """Returns the path with these texts in place of its indices."""
@@ -93,15 +102,16 @@ class Pattern:
                 yield {}, path, len(plain(_paths.parts(path)))
             return
         finds = self._has_skeleton and not self._is_root
+        expression, form = self._compiled()
         for skeleton, members in names.by_skeleton.items():
-            if finds and not any(map(self._skeleton.fullmatch, self._ends(skeleton, above))):
+            if finds and not any(map(form.fullmatch, self._ends(skeleton, above))):
                 continue
             for name, path in members:
                 if self._is_root and above:
                     yield {}, path, 0
                     continue
                 for end in self._ends(name, above):
-                    if (match := self._expression.fullmatch(end)) is not None:
+                    if (match := expression.fullmatch(end)) is not None:
                         values = {index: match[index][::-1] for index in self.indices}
                         yield values, path, len(end)
                         break
