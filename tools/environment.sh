@@ -13,15 +13,15 @@ c_compiler() {
   rm -f .venv/.program*
 }
 
-# An install that was stopped may have left packages without their files or lists of these. Python compiles the
-# modules that are imported, which are few. Chained, since `set -e` has no effect in the condition that calls this.
+# An install that was stopped may have left packages without their files or lists of these. Chained, since `set -e`
+# has no effect in the condition that calls this.
 installed() {
   name=$1 && shift
   again=
   test ! -e ".venv/.$name.begun" || again=--ignore-installed
   # shellcheck disable=SC2046,SC2086
   touch ".venv/.$name.begun" &&
-    "$bin/python" -m pip --disable-pip-version-check install --progress-bar off --no-compile $again \
+    "$bin/python" -m pip --disable-pip-version-check install --progress-bar off $again \
       $(printf -- '--group %s ' "$@") &&
     rm ".venv/.$name.begun"
 }
