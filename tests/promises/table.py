@@ -140,6 +140,16 @@ def _applies(rule: int, *names: str) -> bool:
 PAIRS = [*itertools.combinations(AXES, 2)]
 
 
+def sample(count: int) -> list[Cell]:
+    """Returns cells with a meaning, without the library, which takes long."""
+    rng, cells = random.Random(0), dict[Cell, None]()
+    while len(cells) < count:
+        cell = Cell(*(rng.choice([*values]) for values in AXES.values()))
+        if unmeant(cell._asdict()) is None:
+            cells[cell] = None
+    return [*cells]
+
+
 def covering(groups: list[tuple[str, ...]]) -> list[Cell]:
     """Returns cells that cover all combinations with a meaning of the axes of each group.
 
