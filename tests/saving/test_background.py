@@ -363,7 +363,7 @@ HELD = {
 }
 
 
-# Those of `make test`.
+# The cases of `make test`.
 FIRST = [("save", "cycle"), ("background", "cycle"), ("publisher", "cycle")]
 
 

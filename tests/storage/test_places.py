@@ -296,6 +296,8 @@ def test_absolute_paths_need_no_working_directory(
     if form != "orbax":
         with pytest.raises(FileNotFoundError, match="working directory was removed: pass"):
             write(form)
+        with pytest.raises(FileNotFoundError, match="working directory was removed: pass"):
+            serialization.save_to_file(TREE, form)
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form not in ("plain", "orbax")])

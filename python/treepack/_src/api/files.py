@@ -193,7 +193,6 @@ def save(
         options.get("storage_options"),
         for_file="pass its path, or write the result of dumps(tree) to it",
     )
-    place.absolute()  # raises if the working directory was removed
     saved.base = Address.further(saved.base, options.get("storage_options"))
     if isinstance(tree, (Tree, Copy)):
         _copy(place, tree, saved, export, options, background=background)

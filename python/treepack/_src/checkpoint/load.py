@@ -54,10 +54,9 @@ def load_part(
         if tree is not None:
             with contextlib.suppress(TreepackError):  # raised again below, with the target's paths
                 loaded = load_part(place, tree, selection, reading, group)
-                at = {name: name.split(separator) for name in target}
                 return {
-                    name: functools.reduce(dict.__getitem__, parts, loaded)
-                    for name, parts in at.items()
+                    name: functools.reduce(dict.__getitem__, name.split(separator), loaded)
+                    for name in target
                 }
         mapping = _by_name(separator)
     if mapping is not None:

@@ -410,5 +410,6 @@ atexit.register(_end)
 
 def wait_for(path: Address) -> None:
     """Waits until current saves to a path have ended."""
+    path.absolute()  # raises if the working directory was removed
     if _under_way:  # to resolve links takes as long as to save a small file
         OneByOne(path.real()).wait()

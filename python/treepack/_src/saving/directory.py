@@ -313,9 +313,8 @@ class LocalDirectory(Directory):
 
     @contextlib.contextmanager
     def held(self) -> Iterator[Callable[[], None]]:
-        waiting = (
-            ""  # the lease of a thread that waited at the last look, unless it had released it
-        )
+        # The lease of a thread that waited at the last look, unless it had released it.
+        waiting = ""
         while True:
             try:
                 self.claim(secrets.token_hex(4))
