@@ -252,26 +252,37 @@ def is_patch(data: Buffer | Content) -> bool:
 def is_wrapped(data: Buffer) -> bool:
     """Returns whether data are compressed or a patch: one call for small messages."""
 
-def patch_parts(patch: Content) -> tuple[str, bytes | None]:
+def patch_parts(patch: Content, *, salvage: bool = False) -> tuple[str, bytes | None]:
     """Returns the file of the base that a patch names, and the record of its structure, if any.
 
-    The file is relative to the patch, or an empty string.
+    The file is relative to the patch, or an empty string. With `salvage`, the record of a damaged
+    patch is read without its checksum.
 
     Raises:
-      DecodeError: A ValueError. If the patch is damaged.
+      DecodeError: A ValueError. If the patch is damaged; with `salvage`, if its record is.
     """
 
 def join(
-    patch: Content, base: Layout | Content | Catalog, *, max_size: int | None, threads: int | None
-) -> tuple[Content, list[str]]:
+    patch: Content,
+    base: Layout | Content | Catalog,
+    *,
+    max_size: int | None,
+    threads: int | None,
+    salvage: bool = False,
+) -> tuple[Content, list[str], str | None]:
     """Makes the encoding of a patch and its base.
 
+    With `salvage`, it has zeros for arrays that are lost by damage to the patch or its base; they
+    differ from their checksums.
+
     Returns:
-      The encoding, and the paths of the arrays of the base that do not change.
+      The encoding, the paths of the arrays of the base that do not change, and a description of
+      damage, or `None`.
 
     Raises:
-      BaseMismatchError: A ValueError. If the patch was made against another base.
-      DecodeError: A ValueError. If the patch is damaged.
+      BaseMismatchError: A ValueError. If the patch was made against another base; with `salvage`,
+        if no array matches.
+      DecodeError: A ValueError. If the patch is damaged, without `salvage`.
       TreepackError: A ValueError. If the encoding has more than `max_size` bytes.
     """
 

@@ -493,6 +493,11 @@ impl Content {
         Self::of(Arc::new(pages), Kind::Checked)
     }
 
+    /// Data whose reader compares checksums.
+    pub fn unchecked(pages: Pages) -> Self {
+        Self::of(Arc::new(pages), Kind::Plain)
+    }
+
     pub fn copied(compared: Compared, file: Option<String>) -> Self {
         Self::of(Arc::new(Copied(compared, file)), Kind::Plain)
     }

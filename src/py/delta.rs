@@ -14,8 +14,9 @@ use super::options::{self, Int};
 use super::walk::LeafPayload;
 use super::watch::Watcher;
 use crate::base::raw::RawBytes;
-use crate::base::source::{Source, bytes_of};
+use crate::base::source::{Source, bytes_of, read_to};
 use crate::codec::delta::{self, Base, Headers, Join, Patch};
+use crate::codec::gzip::BLOCK_BYTES;
 use crate::files::mapping::Pages;
 use crate::foreign::sniff::{Sample, explain};
 use crate::format::layout as core_layout;
@@ -30,23 +31,25 @@ fn threads_for(requested: Option<Int>, bytes: usize) -> Result<NonZero<usize>> {
     options::threads(requested, bytes, MIN_PARALLEL_BYTES)
 }
 
-/// Works with a base detached from Python: the layout of a tree, or encoded bytes.
+/// Works with a base detached from Python: the layout of a tree, or encoded bytes; with `salvage`,
+/// perhaps damaged ones.
 fn with_base<T: Send>(
     base: &Bound<'_, PyAny>,
+    salvage: bool,
     watcher: &Watcher,
     work: impl FnOnce(&Base<'_>) -> Result<T> + Send,
 ) -> PyResult<T> {
     let py = base.py();
     let done = if let Ok(layout) = base.cast::<Layout>() {
         let layout = &layout.get().output;
-        py.detach(|| work(&Base::open(&Headers(layout), layout, watcher)?))
+        py.detach(|| work(&Base::open(&Headers::of(layout)?, layout, false, watcher)?))
     } else {
         let content = match base.cast::<Catalog>() {
             Ok(catalog) => catalog.get().content.get(),
             Err(_) => base.cast::<Content>()?.get(),
         };
         let source = content.source();
-        let done = py.detach(|| work(&Base::open(source, source, watcher)?));
+        let done = py.detach(|| work(&Base::open(source, source, salvage, watcher)?));
         content.unless_changed(done)
     };
     watcher.raise(done)
@@ -61,7 +64,7 @@ pub fn patch_of(
 ) -> PyResult<core_layout::Layout<LeafPayload>> {
     let threads = threads_for(threads, layout.len())?;
     let watcher = Watcher::signals();
-    with_base(base, &watcher, |base| {
+    with_base(base, false, &watcher, |base| {
         delta::make(layout, base, name, threads, &watcher)
     })
 }
@@ -72,6 +75,27 @@ fn with_bytes<T>(source: &dyn Source, work: impl FnOnce(&[u8]) -> Result<T>) -> 
         return work(bytes);
     }
     work(&bytes_of(source, 0..source.len())?)
+}
+
+/// Like `with_bytes`, with zeros in place of compressed blocks that are damaged.
+fn with_intact<T>(source: &dyn Source, work: impl FnOnce(&[u8]) -> Result<T>) -> Result<T> {
+    if let Some(bytes) = source.stable() {
+        return work(bytes);
+    }
+    let (mut bytes, len) = (Vec::new(), source.len());
+    for start in (0..len).step_by(BLOCK_BYTES) {
+        let end = len.min(start + BLOCK_BYTES);
+        match read_to(source, start..end, &mut bytes) {
+            Err(error) if error.is_no_damage() => return Err(error),
+            Err(_) => {
+                bytes.truncate(start);
+                bytes.try_reserve(end - start)?;
+                bytes.resize(end, 0);
+            }
+            Ok(()) => {}
+        }
+    }
+    work(&bytes)
 }
 
 /// See `_core.pyi`.
@@ -93,10 +117,14 @@ pub fn is_wrapped(data: &Bound<'_, PyAny>) -> PyResult<bool> {
 
 /// See `_core.pyi`.
 #[pyfunction]
-pub fn patch_parts<'py>(patch: &Bound<'py, Content>) -> PyResult<Bound<'py, PyTuple>> {
+#[pyo3(signature = (patch, *, salvage=false))]
+pub fn patch_parts<'py>(
+    patch: &Bound<'py, Content>,
+    salvage: bool,
+) -> PyResult<Bound<'py, PyTuple>> {
     let source = patch.get().source();
     let parts = |bytes: &[u8]| {
-        let (patch_record, tree) = delta::record_of(bytes)?;
+        let (patch_record, tree) = delta::record_of(bytes, salvage)?;
         let tree = &bytes[tree];
         let whole = Footer::find(tree).and_then(|footer| footer.whole());
         let start = whole.and_then(|whole| tree.len().checked_sub(whole));
@@ -111,35 +139,49 @@ pub fn patch_parts<'py>(patch: &Bound<'py, Content>) -> PyResult<Bound<'py, PyTu
 
 /// See `_core.pyi`.
 #[pyfunction]
-#[pyo3(signature = (patch, base, *, max_size, threads))]
+#[pyo3(signature = (patch, base, *, max_size, threads, salvage=false))]
 pub fn join(
     patch: &Bound<'_, Content>,
     base: &Bound<'_, PyAny>,
     max_size: Option<Int>,
     threads: Option<Int>,
-) -> PyResult<(Content, Py<PyList>)> {
+    salvage: bool,
+) -> PyResult<(Content, Py<PyList>, Option<String>)> {
     let source = patch.get().source();
     let watcher = Watcher::signals();
     let threads = threads_for(threads, usize::MAX)?;
-    let (pages, unchanged) = with_base(base, &watcher, |base| {
-        with_bytes(source, |bytes| {
-            let patch = Patch::read(bytes, &watcher)?;
-            let join = Join::new(&patch, base, &watcher)?;
-            check_size(join.len(), limit(max_size))?;
-            let threads = parallel::worth(threads, join.len(), MIN_PARALLEL_BYTES);
-            let mut pages = Pages::with_room(join.len())?;
-            pages.fill(join.len(), |memory| {
-                join.fill(base.bytes, memory, threads, &watcher)
-            })?;
-            Ok((pages, join.unchanged()?))
-        })
+    let joined = |patch: &Patch<'_>, base: &Base<'_>, salvage| {
+        let join = Join::new(patch, base, salvage, &watcher)?;
+        check_size(join.len(), limit(max_size))?;
+        let threads = parallel::worth(threads, join.len(), MIN_PARALLEL_BYTES);
+        let mut pages = Pages::with_room(join.len())?;
+        pages.fill(join.len(), |memory| {
+            join.fill(base.bytes, memory, threads, &watcher)
+        })?;
+        Ok((pages, join.unchanged()?))
+    };
+    let (pages, unchanged, damage) = with_base(base, salvage, &watcher, |base| {
+        let done = with_bytes(source, |bytes| {
+            joined(&Patch::read(bytes, &watcher)?, base, false)
+        });
+        match done {
+            Err(error) if salvage && !error.is_no_damage() && !error.is_newer() => {
+                let (pages, unchanged) = with_intact(source, |bytes| {
+                    joined(&Patch::salvage(bytes, &watcher)?, base, true)
+                })?;
+                Ok((pages, unchanged, Some(error.reason())))
+            }
+            done => done.map(|(pages, unchanged)| (pages, unchanged, base.damage())),
+        }
     })?;
     let py = patch.py();
     let paths = unchanged.iter().map(|path| new_string(py, path.as_bytes()));
-    Ok((
-        Content::checked(pages),
-        list_of_results(py, paths)?.unbind(),
-    ))
+    let unchanged = list_of_results(py, paths)?.unbind();
+    let content = match damage {
+        None => Content::checked(pages),
+        Some(_) => Content::unchecked(pages),
+    };
+    Ok((content, unchanged, damage))
 }
 
 /// See `_core.pyi`.

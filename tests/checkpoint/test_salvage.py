@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import jax
+import msgpack
 import numpy as np
 import pytest
 
@@ -45,7 +46,7 @@ class Form(NamedTuple):
       size: The size of the arrays.
       is_split: Whether one array has shards on several devices.
       is_step: Whether it is one of a run.
-      is_patch: Whether a base is beside it; none of its leaves is expected of damaged files.
+      is_patch: Whether a base is beside it.
       suffix: The suffix of a format of arrays.
       is_summed: Whether it has checksums.
       each: Of the bytes beside leaves, each so many-th is flipped in `make test-all`; fewer in
@@ -150,6 +151,35 @@ def _places(data: bytes) -> tuple[Ranges, Ranges]:
             values.setdefault(name, []).append((begin, end))
         places.setdefault(name, []).extend(found)
     return places, values
+
+
+def _places_of_patch(patch: bytes, encoding: bytes) -> Ranges:
+    """Returns the ranges of a patch that each leaf and its checksum have.
+
+    A leaf needs the differences that make its bytes, and the record, which names the base.
+    """
+    record = len(patch) - 16 - int.from_bytes(patch[-12:-8], "little")
+    lengths = msgpack.unpackb(patch[record:-16])["lengths"]
+    pieces, at, place = [], 11, 0
+    for before, length, replaced in [*lengths, [len(patch), 0, 0]]:
+        pieces += [(place, place + before, at, 0)]
+        place, at = place + before, at + before
+        pieces += [(place, place + replaced, at, length)]
+        place, at = place + replaced, at + length
+    return {
+        name: [
+            (record, len(patch)),
+            *(
+                (at, at + length)
+                if length
+                else (at + max(first - start, 0), at + min(last, stop) - start)
+                for first, last in ranges
+                for start, stop, at, length in pieces
+                if start < last and first < stop
+            ),
+        ]
+        for name, ranges in _places(encoding)[0].items()
+    }
 
 
 def _places_of_safetensors(data: bytes, names: Iterable[str]) -> tuple[Ranges, Ranges]:
@@ -369,11 +399,15 @@ def _cases(folder: Path, name: str) -> list[Case]:
         treepack.save(folder / "base", tree)
         tree = {**tree, "layers": {**tree["layers"], "l0": tree["layers"]["l1"]}}
         treepack.save(path, tree, base=folder / "base", **form.options)
-        files = {file: file.read_bytes() for file in (path, folder / "base")}
-        values = {path: {}, folder / "base": _places(files[folder / "base"])[1]}
+        base, patch = (folder / "base").read_bytes(), path.read_bytes()
+        if form.options:
+            places = _everywhere(_flat(tree), patch)  # of one block
+        else:
+            treepack.save(folder / "whole", tree)
+            places = _places_of_patch(patch, (folder / "whole").read_bytes())
         return [
-            Case(path, file, data, form, _flat(tree), _everywhere(_flat(tree), data), values[file])
-            for file, data in files.items()
+            Case(path, path, patch, form, _flat(tree), places),
+            Case(path, folder / "base", base, form, _flat(tree), *_places(base)),
         ]
     elif form.suffix == ".npz":
         places_of = _places_of_npz
@@ -477,3 +511,48 @@ def test_leaves_after_a_damaged_record_are_not_misread(tmp_path: Path) -> None:
     for salvage in (False, True):
         with treepack.open(bytes(damaged), salvage=salvage) as file:
             assert [path for path, _ in file.leaves()] == ["b/a", "b/__treepack__", "b/101", "107"]
+
+
+@pytest.mark.parametrize("compress", [False, True, "numbers"])
+def test_a_patch_without_its_record_is_read_with_the_base(in_memory: Path, compress: Any) -> None:
+    """Headers show the differences; leaves of undamaged compressed blocks are loaded."""
+    noise = np.random.default_rng(0).integers(0, 256, (8, 120_000), np.uint8)
+    base = {f"w{at}": row for at, row in enumerate(noise)}
+    tree = {name: row[::-1] for name, row in base.items()}
+    treepack.save(in_memory / "base", base)
+    path = in_memory / "patch"
+    treepack.save(path, tree, base=base, compress=compress)
+    whole = path.read_bytes()
+    for start, stop, least in ((len(whole) - 40, len(whole), 6), (200_000, 200_001, 5)):
+        path.write_bytes(_changed(whole, start, stop, "zero"))
+        with pytest.raises(treepack.TreepackError):
+            treepack.load(path, base=base)
+        found = treepack.load(path, base=base, on_corrupt="skip")
+        assert len(found) >= least, found.keys()
+        for name, row in found.items():
+            np.testing.assert_array_equal(row, tree[name])
+
+
+def test_the_error_for_a_patch_without_its_record_has_the_way(in_memory: Path) -> None:
+    tree = {"w": np.arange(300.0)}
+    treepack.save(in_memory / "base", tree)
+    path = in_memory / "patch"
+    treepack.save(path, tree, base=in_memory / "base")
+    path.write_bytes(path.read_bytes()[:-40] + bytes(40))
+    cure = "pass base= to load, with on_corrupt='skip'"
+    with pytest.raises(treepack.DecodeError, match=cure):
+        treepack.open(path, salvage=True)
+    with pytest.raises(treepack.DecodeError, match=cure):
+        treepack.load(path, on_corrupt="skip")
+    found = treepack.load(path, base=in_memory / "base", on_corrupt="skip")
+    np.testing.assert_array_equal(found["w"], tree["w"])
+
+
+def test_another_base_is_no_damage(in_memory: Path) -> None:
+    tree = {"w": np.arange(300.0), "b": np.arange(400.0)}
+    treepack.save(in_memory / "base", tree)
+    treepack.save(in_memory / "patch", {**tree, "b": tree["b"] + 1}, base=in_memory / "base")
+    other = {name: leaf + 7 for name, leaf in tree.items()}
+    for base in (other, {"x": tree["w"]}):
+        with pytest.raises(treepack.BaseMismatchError):
+            treepack.load(in_memory / "patch", base=base, on_corrupt="skip")

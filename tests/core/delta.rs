@@ -65,14 +65,14 @@ fn bytes_of<P: Payload>(layout: &Layout<P>) -> Vec<u8> {
 
 fn patch_of(new: &Tree, base: &[u8], align: i64, chunk: f64, threads: NonZero<usize>) -> Vec<u8> {
     let base = base.to_vec();
-    let base = Base::open(&base, &base, &()).unwrap();
+    let base = Base::open(&base, &base, false, &()).unwrap();
     bytes_of(&make(layout(new, align, chunk), &base, "", threads, &()).unwrap())
 }
 
 fn joined(patch: &[u8], base: &[u8]) -> Result<Vec<u8>, Error> {
     let base = base.to_vec();
     let patch = Patch::read(patch, &())?;
-    let join = Join::new(&patch, &Base::open(&base, &base, &())?, &())?;
+    let join = Join::new(&patch, &Base::open(&base, &base, false, &())?, false, &())?;
     let mut memory = vec![std::mem::MaybeUninit::uninit(); join.len()];
     Ok(join
         .fill(&base, &mut memory, NonZero::new(2).unwrap(), &())?
@@ -135,8 +135,8 @@ proptest! {
         prop_assert_eq!(joined(&patch, &base).unwrap(), expected);
         // A base of a tree in memory.
         let held = layout(&new, 16, 250.0);
-        let headers = Headers(&held);
-        let same = Base::open(&headers, &held, &()).unwrap();
+        let headers = Headers::of(&held).unwrap();
+        let same = Base::open(&headers, &held, false, &()).unwrap();
         let patch = bytes_of(&make(layout(&new, align, chunk), &same, "", ONE, &()).unwrap());
         prop_assert!(is_patch(&patch).unwrap());
     }
@@ -278,7 +278,7 @@ fn a_buffer_without_a_tree_is_said() {
 fn payloads_of_the_layout_are_not_read_for_headers() {
     let (new, _) = every_kind();
     let new = layout(&new, 64, 1e9);
-    let headers = Headers(&new);
+    let headers = Headers::of(&new).unwrap();
     let payload = new.len() / 3;
     assert_eq!(
         treepack::base::source::Source::at_hand(&headers, payload),

@@ -45,8 +45,8 @@ pub fn apply(
         let whole = RawBytes::from(&*memory);
         check_tree(patch, &whole)?;
         let source = whole.slice(0..value_len(&whole, watch)?);
-        let base = Base::open(&source, &source, watch)?;
-        Join::new(patch, &base, watch)?
+        let base = Base::open(&source, &source, false, watch)?;
+        Join::new(patch, &base, false, watch)?
     };
     check_places(&join, memory.len())?;
     let (mut copies, mut changes) = (Vec::new(), Vec::new());
@@ -56,6 +56,7 @@ pub fn apply(
         rest = after;
         match part {
             Part::Bytes(bytes) => grow::push(&mut copies, (bytes, now))?,
+            Part::Lost => unreachable!("the patch is not salvaged"),
             Part::Block(number, block) => {
                 let difference = &patch.differences[number];
                 let change = Change {
@@ -138,7 +139,8 @@ fn forth(
         mismatches.add(join.partners[number].0)
     };
     parallel::for_each_with(grow::collect(changes)?, threads, work, || watch.check())?;
-    join.check(mismatches)
+    let mismatches = mismatches.into_inner().expect(NO_PANIC);
+    mismatches.check(&join.catalog)
 }
 
 fn back(changes: &mut [Change<'_, '_>]) -> Result<()> {

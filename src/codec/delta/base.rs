@@ -23,12 +23,22 @@ pub struct Array<'a> {
 
 impl<'a> Base<'a> {
     /// Finds the leaves; `headers` are the same data as `bytes`, perhaps without the elements of arrays.
-    pub fn open(headers: &'a dyn Source, bytes: &'a dyn Source, watch: &dyn Watch) -> Result<Self> {
+    pub fn open(
+        headers: &'a dyn Source,
+        bytes: &'a dyn Source,
+        salvage: bool,
+        watch: &dyn Watch,
+    ) -> Result<Self> {
         Ok(Self {
-            catalog: Catalog::open(headers, false, watch)?,
+            catalog: Catalog::open(headers, salvage, watch)?,
             headers,
             bytes,
         })
+    }
+
+    pub fn damage(&self) -> Option<String> {
+        let damage = self.catalog.damage.as_ref();
+        damage.map(|damage| format!("the base is damaged: {}", damage.reason()))
     }
 
     /// For each value of a catalog, the value of the base at the same path.

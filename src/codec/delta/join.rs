@@ -1,7 +1,8 @@
 //! Joins a patch and its base to the encoding.
 //!
 //! The checksum of the patch was compared before. Each block of the base is compared with its
-//! checksum while it is copied, in one pass.
+//! checksum while it is copied, in one pass. Of a damaged patch or base, zeros stand for the lost
+//! bytes of arrays, which do not match the checksums in the encoding.
 
 use std::num::NonZero;
 use std::ops::Range;
@@ -24,18 +25,23 @@ pub(super) const NO_PANIC: &str = "nothing panics while it holds the lock";
 
 const MOST_PATHS: usize = 100;
 
+static ZEROS: [u8; PART_BYTES] = [0; PART_BYTES];
+
 /// A patch whose differences have partners in a base.
 pub struct Join<'a> {
     pub(super) patch: &'a Patch<'a>,
     pub(super) catalog: Catalog,
-    /// For each difference, its leaf in the catalog, and the base's elements.
+    /// For each difference, its leaf in the catalog, and the base's elements; none for a lost array.
     pub(super) partners: Vec<(usize, Pieces)>,
     unchanged: Vec<usize>,
+    salvages: bool,
 }
 
 pub(super) enum Part<'a> {
     /// Of the skeleton, or of a stored block.
     Bytes(&'a [u8]),
+    /// Lost bytes of a damaged patch or base.
+    Lost,
     /// The number of a difference, and of its block.
     Block(usize, usize),
 }
@@ -43,9 +49,15 @@ pub(super) enum Part<'a> {
 impl<'a> Join<'a> {
     /// Finds the base's array for each difference.
     ///
-    /// Fails with [`Error::BaseMismatch`] if it has none of the same dtype and shape.
-    pub fn new(patch: &'a Patch<'a>, base: &Base<'_>, watch: &dyn Watch) -> Result<Self> {
-        let catalog = Catalog::open(&patch.skeleton, false, watch)?;
+    /// Fails with [`Error::BaseMismatch`] if it has none of the same dtype and shape; with `salvages`,
+    /// such arrays are lost.
+    pub fn new(
+        patch: &'a Patch<'a>,
+        base: &Base<'_>,
+        salvages: bool,
+        watch: &dyn Watch,
+    ) -> Result<Self> {
+        let catalog = Catalog::open(&patch.skeleton, salvages, watch)?;
         let mut partners = grow::filled(None, patch.differences.len())?;
         let of_base = base.partners(&catalog, watch)?;
         // Of leaves with equal paths, the last counts.
@@ -53,12 +65,18 @@ impl<'a> Join<'a> {
         let (mut missing, mut unchanged) = (Mismatches::default(), Vec::new());
         missing.has_none = true;
         for array in arrays(&catalog, &patch.skeleton) {
-            let array = array?;
+            let array = match array {
+                Err(error) if salvages && !error.is_no_damage() => continue,
+                array => array?,
+            };
             let numbers = grow::collect(array.parts().iter().map(|part| patch.at(part)))?;
             if numbers.iter().all(Option::is_none) {
                 continue;
             }
-            let partner = base.partner(&array, &of_base)?;
+            let partner = match base.partner(&array, &of_base) {
+                Err(error) if salvages && !error.is_no_damage() => None,
+                partner => partner?,
+            };
             if partner.is_none() {
                 missing.add(array.value)?;
             }
@@ -80,27 +98,28 @@ impl<'a> Join<'a> {
                 }
             }
         }
-        missing.check(&catalog)?;
-        let needed = patch
-            .differences
-            .iter()
-            .map(|difference| difference.place.len());
-        if needed.sum::<usize>() > base.bytes.len() {
+        if !salvages || missing.has_none {
+            missing.check(&catalog)?;
+        }
+        let present = patch.skeleton.pieces().map(|(place, _)| place.len());
+        if patch.skeleton.len() - present.sum::<usize>() > base.bytes.len() {
             let reason = "the patch is damaged: its arrays have more bytes than the base";
             return Err(Error::Structure(reason.into()));
         }
         let pairs = patch.differences.iter().zip(partners);
-        let partners = pairs.map(|(difference, partner)| {
-            partner.ok_or_else(|| {
+        let partners = pairs.map(|(difference, partner)| match partner {
+            None if salvages => Ok((0, Pieces::default())),
+            partner => partner.ok_or_else(|| {
                 let reason = "a difference is not an array of the tree";
                 Error::malformed(difference.offset, reason)
-            })
+            }),
         });
         Ok(Self {
             patch,
             partners: grow::try_collect(partners)?,
             catalog,
             unchanged,
+            salvages,
         })
     }
 
@@ -136,10 +155,14 @@ impl<'a> Join<'a> {
                 let end = difference.place.end.min(start + BLOCK_BYTES);
                 let part = match block.kind {
                     Kind::Stored => Part::Bytes(block.bytes),
+                    _ if self.partners[number].1.as_slice().is_empty() => Part::Lost,
                     _ => Part::Block(number, at),
                 };
                 grow::push(&mut parts, (start..end, part))?;
             }
+        }
+        for place in &self.patch.lost {
+            grow::push(&mut parts, (place.clone(), Part::Lost))?;
         }
         parts.sort_unstable_by_key(|(place, _)| place.start);
         Ok(parts)
@@ -158,9 +181,11 @@ impl<'a> Join<'a> {
     ) -> Result<&'t mut [u8]> {
         assert_eq!(memory.len(), self.len());
         let mismatches = Mutex::default();
+        let mut blocks = 0;
         let ((), whole) = Room::share(memory, |room| {
             let (mut rest, mut items) = (room, Vec::new());
             for (place, part) in self.parts()? {
+                blocks += usize::from(matches!(part, Part::Block(..)));
                 let (now, after) = rest.split(place.len());
                 rest = after;
                 grow::push(&mut items, (part, now))?;
@@ -168,6 +193,7 @@ impl<'a> Join<'a> {
             let work = |decoder: &mut Decoder, (part, room): (Part<'_>, Room<'_>)| {
                 room.fill(|memory| match part {
                     Part::Bytes(bytes) => Ok(memory.write_copy_of_slice(bytes)),
+                    Part::Lost => Ok(zeros(memory)),
                     Part::Block(number, block) => {
                         self.fill_block(base, number, block, memory, decoder, &mismatches)
                     }
@@ -175,7 +201,10 @@ impl<'a> Join<'a> {
             };
             parallel::for_each_with(items, threads, work, || watch.check())
         })?;
-        self.check(mismatches)?;
+        let mismatches: Mismatches = mismatches.into_inner().expect(NO_PANIC);
+        if !self.salvages || mismatches.values.len() == blocks {
+            mismatches.check(&self.catalog)?;
+        }
         Ok(whole.expect("the parts cover the encoding"))
     }
 
@@ -196,6 +225,9 @@ impl<'a> Join<'a> {
             parts,
         };
         if !decoder.read(difference.elements, encoded, memory.len())? {
+            if self.salvages {
+                return Ok(zeros(memory));
+            }
             return Err(malformed(difference));
         }
         let is_ordered = encoded.kind == Kind::Ordered;
@@ -203,14 +235,20 @@ impl<'a> Join<'a> {
         let mut at = 0;
         while filling.left() > 0 {
             let len = filling.left().min(PART_BYTES);
-            filling.fill(len, |part| {
+            let done = filling.fill(len, |part| {
                 let part = base.read_at(block * BLOCK_BYTES + at, part)?;
                 sum.update(part);
                 if !is_ordered {
                     decoder.change(difference.elements, at, part, Direction::Forth);
                 }
                 Ok(part)
-            })?;
+            });
+            match done {
+                Err(error) if self.salvages && !error.is_no_damage() => {
+                    filling.write(&ZEROS[..len]);
+                }
+                done => done?,
+            }
             at += len;
         }
         if sum.finalize() != encoded.crc {
@@ -226,13 +264,15 @@ impl<'a> Join<'a> {
         }
         Ok(memory)
     }
+}
 
-    pub(super) fn check(&self, mismatches: Mutex<Mismatches>) -> Result<()> {
-        mismatches
-            .into_inner()
-            .expect(NO_PANIC)
-            .check(&self.catalog)
+fn zeros(memory: &mut Uninit) -> &mut [u8] {
+    let mut filling = Filling::new(memory);
+    while filling.left() > 0 {
+        let len = filling.left().min(PART_BYTES);
+        filling.write(&ZEROS[..len]);
     }
+    filling.finish()
 }
 
 pub(super) fn malformed(difference: &Difference<'_>) -> Error {
@@ -255,7 +295,7 @@ impl Mismatches {
         grow::push(&mut self.values, value)
     }
 
-    fn check(mut self, catalog: &Catalog) -> Result<()> {
+    pub fn check(mut self, catalog: &Catalog) -> Result<()> {
         if self.values.is_empty() {
             return Ok(());
         }

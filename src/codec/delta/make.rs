@@ -15,6 +15,7 @@ use crate::base::source::{Pieces, Source, SourcePieces, bytes_of, read_to};
 use crate::base::watch::Watch;
 use crate::catalog::Catalog;
 use crate::format::layout::{Layout, LayoutBuilder, Payload, Slice, Taken};
+use crate::format::structure::{PartialSums, Seal, Sums};
 use crate::format::wire::{EXT_DELTA, EXT_NDARRAY, Head, length};
 use crate::{Result, base::grow, base::parallel};
 
@@ -22,19 +23,38 @@ use crate::{Result, base::grow, base::parallel};
 const MIN_BYTES: usize = 48;
 
 /// A layout as a source, whose payloads are not read ahead: some are on accelerators.
-pub struct Headers<'a, P>(pub &'a Layout<P>);
+pub struct Headers<'a, P> {
+    layout: &'a Layout<P>,
+    /// The end of the record, with zeros for the checksums of leaves.
+    seal: Vec<u8>,
+}
+
+impl<'a, P: Payload> Headers<'a, P> {
+    pub fn of(layout: &'a Layout<P>) -> Result<Self> {
+        let blank = |seal: &Seal| seal.close(&grow::filled(0, seal.regions().len())?, &[]);
+        let seal = layout.seal().map(blank).transpose()?.unwrap_or_default();
+        Ok(Self { layout, seal })
+    }
+}
 
 impl<P: Payload + Sync> Source for Headers<'_, P> {
     fn len(&self) -> usize {
-        self.0.len()
+        self.layout.len()
     }
 
     fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
-        self.0.read_at(offset, target)
+        let bytes = self.layout.read_at(offset, target)?;
+        let end = offset + bytes.len();
+        let seal = self.len() - self.seal.len();
+        if end > seal {
+            let from = seal.max(offset);
+            bytes[from - offset..].copy_from_slice(&self.seal[from - seal..end - seal]);
+        }
+        Ok(bytes)
     }
 
     fn at_hand(&self, offset: usize) -> usize {
-        let slices = self.0.slices(offset..self.len());
+        let slices = self.layout.slices(offset..self.len());
         let headers = slices.map_while(|slice| match slice {
             Slice::Headers(bytes) => Some(bytes.len()),
             Slice::Payload(..) => None,
@@ -54,7 +74,12 @@ struct Unit {
 }
 
 /// Bytes of the layout, and the difference that replaces them.
-struct Replaced(Range<usize>, Vec<u8>);
+struct Replaced {
+    range: Range<usize>,
+    difference: Vec<u8>,
+    /// Of the range, by regions of the layout's seal.
+    sums: PartialSums,
+}
 
 /// Makes a patch from a base to a layout. `name` is the base's file, relative to the patch's, or
 /// empty.
@@ -109,7 +134,7 @@ fn units<P: Payload + Sync>(
     base: &Base<'_>,
     watch: &dyn Watch,
 ) -> Result<Vec<Unit>> {
-    let headers = Headers(layout);
+    let headers = Headers::of(layout)?;
     let extensions = extensions(&headers, 0..layout.len(), EXT_NDARRAY, watch)?;
     let catalog = Catalog::open(&headers, false, watch)?;
     let partners = base.partners(&catalog, watch)?;
@@ -189,8 +214,18 @@ fn replacement<P: Payload + Sync>(
         };
         write_block(&mut out, block)?;
     }
+    let mut sums = Vec::new();
+    if let Some(seal) = layout.seal() {
+        sums = seal.regions().sum(whole.start, &head)?;
+        let region = seal.regions().parts(place.clone()).next();
+        grow::add_all(&mut sums, region.map(|(region, _)| (region, sum.clone())))?;
+    }
     out[sum_end - size_of::<u32>()..sum_end].copy_from_slice(&sum.finalize().to_le_bytes());
-    Ok(Some(Replaced(whole, out)))
+    Ok(Some(Replaced {
+        range: whole,
+        difference: out,
+        sums,
+    }))
 }
 
 /// A growing patch, and the checksum of its bytes.
@@ -198,6 +233,9 @@ struct Assembly<P> {
     out: LayoutBuilder<P>,
     sum: Hasher,
     tile: Vec<u8>,
+    seal: Option<Seal>,
+    /// The checksums of leaves for the seal.
+    sums: Sums,
 }
 
 impl<P: Payload> Assembly<P> {
@@ -206,13 +244,24 @@ impl<P: Payload> Assembly<P> {
         self.out.extend(bytes)
     }
 
-    fn payload(&mut self, payload: P, watch: &dyn Watch) -> Result<()> {
+    /// Appends bytes of the layout.
+    fn headers(&mut self, at: usize, bytes: &[u8]) -> Result<()> {
+        if let Some(seal) = &self.seal {
+            self.sums.add(seal.regions().sum(at, bytes)?)?;
+        }
+        self.bytes(bytes)
+    }
+
+    fn payload(&mut self, at: usize, payload: P, watch: &dyn Watch) -> Result<()> {
         const TILE_BYTES: usize = 256 << 10;
         for start in (0..payload.len()).step_by(TILE_BYTES) {
             let len = TILE_BYTES.min(payload.len() - start);
             self.tile.clear();
             append_with(&mut self.tile, len, |target| payload.copy_to(start, target))?;
             self.sum.update(&self.tile);
+            if let Some(seal) = &self.seal {
+                self.sums.add(seal.regions().sum(at + start, &self.tile)?)?;
+            }
             watch.check()?;
         }
         self.out.push(payload)
@@ -229,40 +278,61 @@ fn assemble<P: Payload>(
         out: LayoutBuilder::default(),
         sum: Hasher::new(),
         tile: Vec::new(),
+        seal: layout.seal().cloned(),
+        sums: Sums::default(),
     };
     assembly.bytes(&START)?;
     let nbytes = layout.len();
+    let sealed = assembly.seal.as_ref().map(|seal| seal.regions().len());
+    let body = nbytes - sealed.map_or(0, Seal::bytes);
     let mut replaced = replaced.into_iter().peekable();
     // Offsets in the layout: of the next byte, and of the end of the last replaced array.
     let (mut at, mut gone) = (0_usize, 0);
+    let (mut lengths, mut before) = (Vec::new(), START.len());
     layout.take_apart(|part| {
         match part {
             Taken::Headers(bytes) => {
-                let (start, end) = (at, at + bytes.len());
+                let (start, end) = (at, body.min(at + bytes.len()));
                 loop {
                     at = at.max(gone).min(end);
-                    let next = replaced.next_if(|next| next.0.start < end);
-                    let until = next.as_ref().map_or(end, |next| next.0.start);
-                    assembly.bytes(&bytes[at - start..until - start])?;
+                    let next = replaced.next_if(|next| next.range.start < end);
+                    let until = next.as_ref().map_or(end, |next| next.range.start);
+                    assembly.headers(at, &bytes[at - start..until - start])?;
                     at = until;
-                    let Some(Replaced(range, difference)) = next else {
+                    let Some(next) = next else {
                         break;
                     };
+                    let Replaced {
+                        range,
+                        difference,
+                        sums,
+                    } = next;
+                    assembly.sums.add(sums)?;
+                    let start = assembly.out.len();
+                    if assembly.seal.is_some() {
+                        let parts = [start - before, difference.len(), range.len()];
+                        grow::push(&mut lengths, parts.map(|len| len as u64))?;
+                    }
                     assembly.bytes(&difference)?;
+                    before = assembly.out.len();
                     gone = range.end;
                 }
             }
             Taken::Payload(payload) => {
                 let end = at + payload.len();
                 if at >= gone {
-                    assembly.payload(payload, watch)?;
+                    assembly.payload(at, payload, watch)?;
                 }
                 at = end;
             }
         }
         Ok(())
     })?;
-    let tail = tail(nbytes, name, &mut assembly.sum)?;
+    if let Some(seal) = assembly.seal.take() {
+        let sums = mem::take(&mut assembly.sums).finish(seal.regions().len())?;
+        assembly.bytes(&seal.close(&sums, &[])?)?;
+    }
+    let tail = tail(nbytes, name, lengths, &mut assembly.sum)?;
     assembly.out.extend(&tail)?;
     Ok(assembly.out.finish())
 }

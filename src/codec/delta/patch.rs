@@ -41,6 +41,12 @@ pub struct Record {
     #[serde(default, deserialize_with = "decode::text")]
     #[serde(skip_serializing_if = "String::is_empty")]
     pub base: String,
+    /// For each difference, the bytes of the patch before it, its length, and the length of the
+    /// extension that it replaces, by which readers of a damaged patch find the intact ones. Only
+    /// where checksums of leaves tell which these are.
+    #[serde(default, deserialize_with = "decode::list")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    lengths: Vec<[u64; 3]>,
 }
 
 /// Returns whether data begin or end as a patch, even a damaged one.
@@ -49,23 +55,32 @@ pub fn is_patch(source: &dyn Source) -> Result<bool> {
     let Some(rest) = source.len().checked_sub(bytes.len()) else {
         return Ok(false);
     };
-    let end = match source.read_at(rest, &mut bytes) {
-        Ok(end) => end,
+    match source.read_at(rest, &mut bytes) {
+        // In a store, the end is needed anyway.
+        Ok(end) if end.ends_with(&structure::MARK) => return Ok(false),
+        Ok(end) if end.ends_with(&MARK) => return Ok(true),
         Err(error) if error.is_no_damage() => return Err(error),
-        Err(_) => return Ok(false), // the reader of the encoding reports or salvages the damage
-    };
-    if end.ends_with(&structure::MARK) || end.ends_with(&MARK) {
-        return Ok(end.ends_with(&MARK)); // in a store, the end is needed anyway
+        _ => {}
     }
-    Ok(source.read_at(0, &mut bytes)? == START)
+    match source.read_at(0, &mut bytes) {
+        Err(error) if error.is_no_damage() => Err(error),
+        // The reader of the encoding reports or salvages other damage.
+        start => Ok(start.is_ok_and(|start| *start == START)),
+    }
 }
 
 /// The bytes after the tree, for an encoding of `nbytes` bytes; `sum` covers those before.
-pub fn tail(nbytes: usize, base: &str, sum: &mut crc32fast::Hasher) -> Result<Vec<u8>> {
+pub fn tail(
+    nbytes: usize,
+    base: &str,
+    lengths: Vec<[u64; 3]>,
+    sum: &mut crc32fast::Hasher,
+) -> Result<Vec<u8>> {
     let record = Record {
         version: VERSION,
         nbytes: nbytes as u64,
         base: grow::to_string(base)?,
+        lengths,
     };
     let record = encode_named(&record, &())?;
     let len = length("record of a patch", record.len())?;
@@ -187,10 +202,12 @@ impl Difference<'_> {
     }
 }
 
-/// A patch whose checksum was compared.
+/// A patch whose checksum was compared, or the rest of a damaged one.
 #[derive(Debug)]
 pub struct Patch<'a> {
     pub differences: Vec<Difference<'a>>,
+    /// Ranges of the encoding whose differences are damaged.
+    pub lost: Vec<Range<usize>>,
     pub skeleton: Skeleton<'a>,
 }
 
@@ -206,40 +223,122 @@ impl<'a> Patch<'a> {
     }
 
     pub fn read(bytes: &'a [u8], watch: &dyn Watch) -> Result<Self> {
-        let (record, tree) = record_of(bytes)?;
+        let (record, tree) = record_of(bytes, false)?;
         let extensions = extensions(&RawBytes::from(bytes), tree.clone(), EXT_DELTA, watch)?;
-        let mut differences = Vec::new();
-        let mut skeleton = Skeleton {
+        let mut patch = Self::empty(bytes);
+        let mut at = tree.start;
+        for Extension { start, body } in extensions {
+            patch.skeleton.push(at..start)?;
+            at = body.end;
+            let difference = read_difference(bytes, start, body, &mut patch.skeleton)?;
+            grow::push(&mut patch.differences, difference)?;
+        }
+        patch.skeleton.push(at..tree.end)?;
+        if patch.skeleton.len as u64 != record.nbytes {
+            let reason = "its parts do not have the length of the encoding in its record";
+            return damaged(reason);
+        }
+        Ok(patch)
+    }
+
+    fn empty(bytes: &'a [u8]) -> Self {
+        let skeleton = Skeleton {
             bytes,
             pieces: Vec::new(),
             len: 0,
         };
-        let mut at = tree.start;
-        for Extension { start, body } in extensions {
+        Self {
+            differences: Vec::new(),
+            lost: Vec::new(),
+            skeleton,
+        }
+    }
+
+    /// Reads a damaged patch: by the lengths in its record, or by its headers up to the damage.
+    ///
+    /// Checksums of the encoding tell which of its leaves are intact.
+    pub fn salvage(bytes: &'a [u8], watch: &dyn Watch) -> Result<Self> {
+        let mut patch = Self::empty(bytes);
+        let by_record = record_of(bytes, true).ok();
+        let by_record = by_record.and_then(|(record, tree)| record.locate(bytes, tree));
+        let (located, end) = match by_record {
+            Some(located) => located,
+            None => locate_by_headers(bytes, watch)?,
+        };
+        let mut at = START.len().min(end);
+        for (Extension { start, body }, len) in located {
+            let skeleton = &mut patch.skeleton;
             skeleton.push(at..start)?;
             at = body.end;
-            let offset = start;
-            let difference = read_difference(bytes, offset, body, &mut skeleton)?;
-            grow::push(&mut differences, difference)?;
+            let (pieces, place) = (skeleton.pieces.len(), skeleton.len);
+            let done = read_difference(bytes, start, body, skeleton);
+            match (done, len) {
+                (Ok(it), len) if len.is_none_or(|len| it.place.end == place + len) => {
+                    grow::push(&mut patch.differences, it)?;
+                }
+                (Err(error), _) if error.is_no_damage() => return Err(error),
+                (_, Some(len)) => {
+                    skeleton.pieces.truncate(pieces);
+                    skeleton.len = place;
+                    let Some(gap) = skeleton.gap(len) else {
+                        return damaged("its record has lengths of other data");
+                    };
+                    grow::push(&mut patch.lost, gap)?;
+                }
+                (_, None) => return Ok(patch),
+            }
         }
-        skeleton.push(at..tree.end)?;
-        if skeleton.len as u64 != record.nbytes {
-            let reason = "its parts do not have the length of the encoding in its record";
-            return damaged(reason);
-        }
-        Ok(Self {
-            differences,
-            skeleton,
-        })
+        patch.skeleton.push(at..end)?;
+        Ok(patch)
     }
 }
 
-/// The record of a patch, and the range of its tree.
-pub fn record_of(bytes: &[u8]) -> Result<(Record, Range<usize>)> {
+/// Differences of a patch with the lengths of the extensions that they replace, as far as known,
+/// and the end of its tree.
+type Located = (Vec<(Extension, Option<usize>)>, usize);
+
+impl Record {
+    /// Locates the differences by their lengths; returns `None` if they do not fit the tree.
+    fn locate(&self, bytes: &[u8], tree: Range<usize>) -> Option<Located> {
+        let (mut located, mut at) = (Vec::new(), tree.start);
+        let source = RawBytes::from(bytes);
+        for lengths in &self.lengths {
+            let [before, len, replaced] = lengths.map(|len| usize::try_from(len).ok());
+            let start = at.checked_add(before?)?;
+            at = start.checked_add(len?).filter(|end| *end <= tree.end)?;
+            let mut cursor = Cursor::within(&source, start..at);
+            let body = match cursor.head() {
+                Ok(Head::Ext(EXT_DELTA, _)) => cursor.offset()..at,
+                _ => at..at, // which is no difference
+            };
+            grow::push(&mut located, (Extension { start, body }, replaced)).ok()?;
+        }
+        Some((located, tree.end))
+    }
+}
+
+/// Locates the differences of a patch without a record, up to the first damage.
+fn locate_by_headers(bytes: &[u8], watch: &dyn Watch) -> Result<Located> {
+    let mut located = Vec::new();
+    let source = RawBytes::from(bytes);
+    let part = START.len().min(bytes.len())..bytes.len();
+    let done = read_value(&source, part, watch, |start, body, code| match code {
+        EXT_DELTA => grow::push(&mut located, (Extension { start, body }, None)),
+        _ => Ok(()),
+    });
+    match done {
+        Ok(cursor) => Ok((located, cursor.offset())),
+        Err(error) if error.is_no_damage() => Err(error),
+        Err(_) => Ok((located, bytes.len())),
+    }
+}
+
+/// The record of a patch, and the range of its tree; of a damaged patch perhaps a wrong one.
+pub fn record_of(bytes: &[u8], is_damaged: bool) -> Result<(Record, Range<usize>)> {
     let Some((before, footer)) = bytes.split_last_chunk::<FOOTER_BYTES>() else {
         return damaged("it is truncated");
     };
-    if !before.starts_with(&START) {
+    if !is_damaged && !before.starts_with(&START) {
         let reason = "the data are not a patch: make it with base=, or copy the encoding of a whole \
                       tree into the buffer";
         return Err(Error::Structure(reason.into()));
@@ -249,7 +348,7 @@ pub fn record_of(bytes: &[u8]) -> Result<(Record, Range<usize>)> {
         return damaged("it does not end with its mark");
     }
     let checksum = crc32fast::hash(before);
-    if checksum != word(0) {
+    if !is_damaged && checksum != word(0) {
         return damaged(&structure::mismatch(word(0), checksum));
     }
     let len = word(4) as usize;
@@ -348,7 +447,7 @@ fn read_difference<'a>(
     })
 }
 
-/// The encoding without the elements of differences.
+/// The encoding without the elements of differences, and without lost ones.
 #[derive(Debug)]
 pub struct Skeleton<'a> {
     bytes: &'a [u8],

@@ -60,9 +60,11 @@ fn bytes_of(layout: &Layout<Vec<u8>>) -> Vec<u8> {
     bytes
 }
 
-fn joined(patch: &[u8], base: &Vec<u8>) -> Result<Vec<u8>> {
-    let patch = Patch::read(patch, &())?;
-    let join = Join::new(&patch, &Base::open(base, base, &())?, &())?;
+fn joined(patch: &[u8], base: &Vec<u8>, salvage: bool) -> Result<Vec<u8>> {
+    let read = if salvage { Patch::salvage } else { Patch::read };
+    let patch = read(patch, &())?;
+    let opened = Base::open(base, base, salvage, &())?;
+    let join = Join::new(&patch, &opened, salvage, &())?;
     let mut memory = vec![MaybeUninit::uninit(); join.len()];
     Ok(join.fill(base, &mut memory, threads(2), &())?.to_vec())
 }
@@ -78,7 +80,7 @@ pub fn made(input: &[u8]) -> Option<(Vec<u8>, Vec<u8>, Vec<u8>)> {
     let base = bytes_of(&layout(&held[..len], dtype));
     let new = layout(&new[..len], dtype);
     let whole = bytes_of(&new);
-    let opened = Base::open(&base, &base, &()).unwrap();
+    let opened = Base::open(&base, &base, false, &()).unwrap();
     let patch = bytes_of(&make(new, &opened, "", threads(2), &()).unwrap());
     Some((base, whole, patch))
 }
@@ -89,7 +91,8 @@ pub fn make_any(input: &[u8]) {
         return;
     };
     assert!(patch.len() <= whole.len() + whole.len() / 1000 + 200);
-    assert!(joined(&patch, &base).unwrap() == whole);
+    assert!(joined(&patch, &base, false).unwrap() == whole);
+    assert!(joined(&patch, &base, true).unwrap() == whole);
     let read = Patch::read(&patch, &()).unwrap();
     assert_eq!(
         apply(&read, &mut base, threads(2), &()).unwrap(),
@@ -115,8 +118,9 @@ pub fn read_any(input: &[u8]) {
 fn check(patch: &[u8], base: &Vec<u8>) {
     // In place, bytes after the base's value are room; a file has none.
     let len = value_len(base, &()).unwrap_or(base.len());
-    let found = joined(patch, &base[..len].to_vec());
-    if let Ok(found) = &found {
+    let salvaged = joined(patch, &base[..len].to_vec(), true);
+    let found = joined(patch, &base[..len].to_vec(), false);
+    for found in [&found, &salvaged].into_iter().flatten() {
         assert!(found.len() <= patch.len() + base.len());
     }
     let Ok(patch) = Patch::read(patch, &()) else {

@@ -578,7 +578,8 @@ def load(
             f"the path comes first, as in load(path, target), got target={target!r:.100}"
         )
     base = Address.further(opening.base, options.get("storage_options"))
-    opening.base = base_of(base, max_size=opening.max_size)
+    salvage = selection.on_corrupt == "skip"
+    opening.base = base_of(base, max_size=opening.max_size, salvage=salvage)
     expected = None if opening.expect is None else _digest.checked(opening.expect)
     path = Address.or_data(path, options.get("storage_options"))
     warn_of_part(path)
@@ -609,7 +610,7 @@ def load(
             reader = open_reader(
                 source,
                 is_directory=is_directory,
-                salvage=selection.on_corrupt == "skip",
+                salvage=salvage,
                 mmap=opening.mmap,
                 max_size=opening.max_size,
                 base=opening.base,

@@ -45,10 +45,17 @@ Base = core.Layout | core.Content | core.Catalog
 """Encoded data that a patch refers to."""
 
 
-def base_of(base: Any, static: Static = "skip", max_size: int | None = None) -> Base | None:
+def base_of(
+    base: Any,
+    static: Static = "skip",
+    max_size: int | None = None,
+    *,
+    salvage: bool = False,
+) -> Base | None:
     """Returns the data of a `base=`: of a tree, encoded bytes, a path or an open file.
 
-    `static` is for a tree; readers need only its arrays. `max_size` is for gzip.
+    `static` is for a tree; readers need only its arrays. `max_size` is for gzip. With `salvage`, a
+    file may be damaged.
 
     Raises:
       TreepackError: If it is neither a tree nor one file of treepack or flax; see `not_a_base`.
@@ -61,7 +68,7 @@ def base_of(base: Any, static: Static = "skip", max_size: int | None = None) -> 
     if isinstance(base, list) and base and all(isinstance(frame, _FRAMES) for frame in base):
         base = b"".join(base)
     if isinstance(base, (bytes, bytearray, memoryview, mmap.mmap, Address)):
-        return whole_content(base, max_size)
+        return whole_content(base, max_size, salvage=salvage)
     if isinstance(base, File):
         reader = place_of(base).reader
         with naming(reader.given):
@@ -196,8 +203,9 @@ def file_layout(
         saved.metadata,
         static=saved.static,
         index=True,
-        # A patch has a checksum of its own.
-        checksums=not writing.compress and saved.base is None,
+        # The blocks of a compressed file have their own; of a damaged patch, only these tell which
+        # leaves are intact.
+        checksums=not writing.compress or base is not None,
         digests=digests,
         snapshot=snapshot,
         base=base,

@@ -50,8 +50,12 @@ Openable = Address | Any
 """An address, a bytes-like object, or a file object that can seek."""
 
 
-def whole_content(base: Openable, max_size: int | None = None) -> core.Content:
+def whole_content(
+    base: Openable, max_size: int | None = None, *, salvage: bool = False
+) -> core.Content:
     """Reads a base: one file of treepack or flax, or its bytes, decompressed if they are gzip.
+
+    With `salvage`, it may be damaged.
 
     Raises:
       DecodeError: If it does not encode a tree; names its file.
@@ -61,14 +65,15 @@ def whole_content(base: Openable, max_size: int | None = None) -> core.Content:
         if isinstance(base, Address) and base.is_special():
             raise DecodeError("it is not a regular file")
         try:
-            content = Opened.of(base, max_size=max_size, join=False).content
+            opened = Opened.of(base, max_size=max_size, join=False, salvage=salvage)
+            content = opened.content
         except IsADirectoryError:
             raise not_a_base("a directory") from None
         if core.is_patch(content):
             raise not_a_base("a patch itself")
         if (format := formats.of_content(content)) is not None:
             raise not_a_base(format.title)
-        core.Catalog.open(content, salvage=False)
+        core.Catalog.open(content, salvage=salvage)
     return content
 
 
@@ -130,7 +135,7 @@ def content_of(
             content = content.inflate(
                 max_size=opening.max_size, threads=opening.threads, progress=tell
             )
-    return _joined(content, opening, source) if core.is_patch(content) else content
+    return _joined(content, opening, source)[0] if core.is_patch(content) else content
 
 
 def _empty() -> DecodeError:
@@ -153,7 +158,7 @@ def inflated(data: Buffer, opening: Opening) -> core.Content | Buffer:
             )
     if not core.is_patch(data):
         return data
-    return _joined(core.Content.lent(data), opening, None)
+    return _joined(core.Content.lent(data), opening, None)[0]
 
 
 # The descriptions of `src/foreign/sniff.rs` begin so.
@@ -194,43 +199,77 @@ def check_is_bytes(data: Any, order: str = "", *, name: str = "") -> None:
         ) from None
 
 
-def _joined(patch: core.Content, opening: Opening, path: Openable | None) -> core.Content:
+def _joined(
+    patch: core.Content, opening: Opening, path: Openable | None, *, salvage: bool = False
+) -> tuple[core.Content, str | None]:
     """Returns the encoding that a patch makes with its base; sets `unchanged` of the options.
 
     Args:
       patch: The patch.
       opening: The options. Without a base, it is the file that the patch names.
       path: The file of the patch; `None` if it is in memory.
+      salvage: Whether the patch and its base may be damaged. Then some arrays do not match their
+        checksums in the encoding.
+
+    Returns:
+      The encoding, and a description of damage, or `None`.
 
     Raises:
       BaseMismatchError: If the patch was made against another one, or names no usable one.
     """
-    base = opening.base
+    base, file, unusable = opening.base, None, None
     if base is None:
-        name, _ = core.patch_parts(patch)
+        name, lost = _name_of_base(patch, salvage=salvage)
         # A file may only name others in its own directory.
         is_name = name not in {"", ".", ".."} and not any(it in name for it in ("/", os.sep, "\0"))
         if not isinstance(path, Address) or not is_name:
-            raise BaseMismatchError(
+            raise lost or BaseMismatchError(
                 "this is a patch: pass base=, the tree or data that it was made against, to load "
                 "or loads, or --base to `treepack convert`",
                 [],
             )
+        file = path.beside(name)
         try:
-            base = whole_content(path.beside(name), opening.max_size)
+            base = whole_content(file, opening.max_size)
         except FileNotFoundError as error:
-            raise FileNotFoundError(
+            raise lost or FileNotFoundError(
                 errno.ENOENT,
                 f"{path.shown} is a patch of this file, which is missing: put it there, call "
                 "load with base=, or run `treepack convert` with --base",
                 error.filename,
             ) from None
         except TreepackError as error:
-            raise BaseMismatchError(f"the base cannot be used: {error}", []) from error
-    content, opening.unchanged = core.join(
-        patch, base, max_size=opening.max_size, threads=opening.threads
-    )
-    return content
+            unusable = lost or BaseMismatchError(f"the base cannot be used: {error}", [])
+            if not salvage:
+                raise unusable from error
+    try:
+        if unusable is not None:
+            base = whole_content(file, opening.max_size, salvage=True)
+        content, opening.unchanged, damage = core.join(
+            patch, base, max_size=opening.max_size, threads=opening.threads, salvage=salvage
+        )
+    except TreepackError as error:
+        raise unusable or error from None
+    return content, damage
+
+
+def _name_of_base(patch: core.Content, *, salvage: bool) -> tuple[str, DecodeError | None]:
+    """Returns the base that a patch names; if it may be damaged, with an error.
+
+    Raises:
+      DecodeError: If the patch is damaged; with `salvage`, if the name cannot be read.
+    """
+    try:
+        return core.patch_parts(patch)[0], None
+    except DecodeError as error:
+        if not salvage:
+            raise
+        advice = "to read its intact leaves, pass base= to load, with on_corrupt='skip'"
+        lost = DecodeError(f"{error.message}; {advice}")
+        try:
+            return core.patch_parts(patch, salvage=True)[0], lost
+        except DecodeError:
+            raise lost from None
 
 
 def record_of_patch(source: Openable, max_size: int | None) -> bytes | None:
@@ -305,8 +344,12 @@ class Opened(NamedTuple):
             opened = cls(content, blocks=blocks, nbytes=content.nbytes)
         if not join or not core.is_patch(opened.content):
             return opened
-        content = _joined(opened.content, Opening(base=base, max_size=max_size), place or source)
-        return cls(content, opened.damage, content.nbytes, nbytes=opened.nbytes, is_patch=True)
+        opening = Opening(base=base, max_size=max_size)
+        # Names in a stream without intact blocks may be garbled, which the checksums do not cover.
+        salvage = salvage and opened.damage is None
+        content, damage = _joined(opened.content, opening, place or source, salvage=salvage)
+        damage = opened.damage or damage
+        return cls(content, damage, content.nbytes, nbytes=opened.nbytes, is_patch=True)
 
 
 def _inflated_parts(
