@@ -298,7 +298,8 @@ impl<'a> Patch<'a> {
 type Located = (Vec<(Extension, Option<usize>)>, usize);
 
 impl Record {
-    /// Locates the differences by their lengths; returns `None` if they do not fit the tree.
+    /// Locates the differences by their lengths; returns `None` if there are none, or they do not fit
+    /// the tree.
     fn locate(&self, bytes: &[u8], tree: Range<usize>) -> Option<Located> {
         let (mut located, mut at) = (Vec::new(), tree.start);
         let source = RawBytes::from(bytes);
@@ -313,7 +314,7 @@ impl Record {
             };
             grow::push(&mut located, (Extension { start, body }, replaced)).ok()?;
         }
-        Some((located, tree.end))
+        (!located.is_empty()).then_some((located, tree.end))
     }
 }
 
