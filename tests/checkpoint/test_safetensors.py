@@ -708,9 +708,16 @@ def test_a_flat_target_with_the_names_of_the_file_needs_no_rules(
     target = {name: np.zeros(3, np.float32) for name in sorted(names)}
     with pytest.raises(treepack.MismatchError, match=r"\n  *l\.0\.w: expected float32\[2\]"):
         treepack.load(path, target | {"l.0.w": np.zeros(2, np.float32)})
+    with pytest.raises(treepack.MismatchError, match=r"l\.1\.b"):
+        treepack.load(path, target | {"l.1.b": np.zeros(2, np.float32)})
+    with pytest.raises(treepack.TreepackError, match="head"):
+        treepack.load(path, {"l.0.w": target["l.0.w"]}, unexpected="error")
+    monkeypatch.setattr(load, "mapped", None)
     fewer = treepack.load(path, {"l.0.w": target["l.0.w"]})
     assert fewer["l.0.w"].tolist() == [1, 1, 1]
-    monkeypatch.setattr(load, "mapped", None)
+    more = treepack.load(path, target | {"l.1.b": np.full(2, 7.0)}, missing="target")
+    assert more["l.1.b"].tolist() == [7, 7]
+    assert more["l.1.w"].tolist() == [0, 0, 0]
     for like in (target, jax.eval_shape(lambda: jax.tree.map(jnp.asarray, target))):
         found = treepack.load(path, like)
         assert [*found] == [*like]

@@ -516,9 +516,10 @@ def test_leaves_after_a_damaged_record_are_not_misread(tmp_path: Path) -> None:
 @pytest.mark.parametrize("compress", [False, True, "numbers"])
 def test_a_patch_without_its_record_is_read_with_the_base(in_memory: Path, compress: Any) -> None:
     """Headers show the differences; leaves of undamaged compressed blocks are loaded."""
-    noise = np.random.default_rng(0).integers(0, 256, (8, 120_000), np.uint8)
-    base = {f"w{at}": row for at, row in enumerate(noise)}
-    tree = {name: row[::-1] for name, row in base.items()}
+    rng = np.random.default_rng(0)
+    base = {f"w{at}": rng.integers(0, 1 << 30, 120_000, np.int32) for at in range(8)}
+    tree = {name: row + rng.integers(0, 256, len(row), np.int32) for name, row in base.items()}
+    tree["new"] = rng.integers(0, 256, 9000, np.uint8)
     treepack.save(in_memory / "base", base)
     path = in_memory / "patch"
     treepack.save(path, tree, base=base, compress=compress)

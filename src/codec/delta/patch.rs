@@ -298,8 +298,7 @@ impl<'a> Patch<'a> {
 type Located = (Vec<(Extension, Option<usize>)>, usize);
 
 impl Record {
-    /// Locates the differences by their lengths; returns `None` if there are none, or they do not fit
-    /// the tree.
+    /// Locates the differences by their lengths; returns `None` if these do not fit the tree.
     fn locate(&self, bytes: &[u8], tree: Range<usize>) -> Option<Located> {
         let (mut located, mut at) = (Vec::new(), tree.start);
         let source = RawBytes::from(bytes);
@@ -314,7 +313,8 @@ impl Record {
             };
             grow::push(&mut located, (Extension { start, body }, replaced)).ok()?;
         }
-        (!located.is_empty()).then_some((located, tree.end))
+        let without = located.is_empty() && tree.len() as u64 != self.nbytes;
+        (!without).then_some((located, tree.end))
     }
 }
 
@@ -364,7 +364,7 @@ pub fn record_of(bytes: &[u8], is_damaged: bool) -> Result<(Record, Range<usize>
     let (Some(start), Some(end)) = (start, end.filter(|end| *end > START.len())) else {
         return damaged("its record is too long");
     };
-    if before[end..start] != header {
+    if !is_damaged && before[end..start] != header {
         return damaged("its record does not end at its footer");
     }
     let record: Record = decode_record(&before[start..])?;

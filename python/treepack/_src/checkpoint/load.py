@@ -18,7 +18,15 @@ from treepack._src.checkpoint.replicas import Together
 from treepack._src.checkpoint.select import Selector, compiled
 from treepack._src.interop import jax as _jax
 from treepack._src.mapping.plan import Fault
-from treepack._src.options import Buffer, BytesReading, Reading, Selection, Status, progress_bar
+from treepack._src.options import (
+    Buffer,
+    BytesReading,
+    Reading,
+    Selection,
+    Status,
+    Unexpected,
+    progress_bar,
+)
 from treepack._src.paths import Room, Trail
 from treepack._src.printable import printable, shortened, warn
 from treepack._src.pytree.kinds import kind_of
@@ -49,15 +57,9 @@ def load_part(
     selection.check(target)
     separator, mapping = place.reader.separator, selection.mapping
     if separator and mapping is None and _is_flat(target, separator):
-        is_plain = selection.is_whole and reading.sharding is None and group is None
-        tree = _with_same_names(place, target, separator) if is_plain else None
-        if tree is not None:
+        if group is None:
             with contextlib.suppress(TreepackError):  # raised again below, with the target's paths
-                loaded = load_part(place, tree, selection, reading, group)
-                return {
-                    name: functools.reduce(dict.__getitem__, name.split(separator), loaded)
-                    for name in target
-                }
+                return _load_nested(place, target, separator, selection, reading)
         mapping = _by_name(separator)
     if mapping is not None:
         record = place.catalog.record
@@ -164,22 +166,42 @@ def _is_flat(target: Any, separator: str) -> bool:
     return type(target) is dict and any(separator in key for key in target if type(key) is str)
 
 
-def _with_same_names(place: Place, target: dict[str, Any], separator: str) -> dict[str, Any] | None:
-    """Returns a flat target as nested dicts; `None` unless the file has just these names.
+def _load_nested(
+    place: Place, target: dict[str, Any], separator: str, selection: Selection, reading: Reading
+) -> dict[str, Any]:
+    """Loads a flat target as nested dicts, like those of the file, without a rule for each leaf.
 
-    It is loaded as fast as the file, without a rule for each leaf.
+    Raises:
+      TreepackError: If the file has other dicts, an option has paths, or the load fails.
     """
-    names = {separator.join(_paths.parts(path)) for path, _ in place.catalog.leaves(place.value)}
-    if names != target.keys():
-        return None
-    if any(kind_of(leaf) is not None for leaf in target.values()):
-        return None
+    given = (selection.select, selection.exclude, reading.sharding)
+    if selection.return_report or any(option is not None for option in given):
+        raise TreepackError("there are paths of the target in the options or the report")
+    if selection.unexpected is None:  # as for mapping=
+        more: Unexpected = "error" if reading.strict == "exact" else "ignore"
+        selection = dataclasses.replace(selection, unexpected=more)
+    loaded = load_part(place, _nested(place, target, separator), selection, reading, None)
+    return {
+        name: functools.reduce(dict.__getitem__, name.split(separator), loaded) for name in target
+    }
+
+
+def _nested(place: Place, target: dict[str, Any], separator: str) -> dict[str, Any]:
+    """Returns a flat target as nested dicts, like those of the file.
+
+    Raises:
+      TreepackError: If the file has others, since a name begins another.
+    """
+    names = {
+        separator.join(_paths.parts(path)): path for path, _ in place.catalog.leaves(place.value)
+    }
     tree: dict[str, Any] = {}
-    with contextlib.suppress(TreepackError):
-        for name, leaf in target.items():
-            _paths.put(tree, name.split(separator), leaf)
-        return tree
-    return None  # a name begins another
+    for name, leaf in target.items():
+        keys = name.split(separator)
+        if kind_of(leaf) is not None or names.get(name) not in (None, _paths.text(keys)):
+            raise TreepackError(f"{name} is not a leaf of nested dicts")
+        _paths.put(tree, keys, leaf)
+    return tree
 
 
 def _by_name(separator: str) -> Callable[[str], str]:
