@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import treepack
 from treepack._src.mapping.patterns import Names, Pattern
 
 KEYS = st.text("ab1_", min_size=1, max_size=6)
@@ -55,3 +56,12 @@ def test_a_match_is_that_of_an_expression(
 def test_a_long_key_does_not_take_long(pattern: str, above: bool) -> None:
     """Trying all ways to share it among the indices would take days."""
     assert matched(pattern, "a" * 10**6, above=above) is None
+
+
+@pytest.mark.parametrize("pattern", ["{x}_{y}.{x}", "{x}_{y}_{x}", "a.{x}.{x}_{y}"])
+def test_a_long_name_for_an_index_that_occurs_twice_is_refused(pattern: str) -> None:
+    """It may be matched in quadratic time."""
+    keys = ["_" * 10**6 if "{" in key else key for key in pattern.split(".")]
+    with pytest.raises(treepack.TreepackError, match=r"at most 300 letters, found [12]000"):
+        matched(pattern, ".".join(keys))
+    assert matched(pattern, ".".join([*keys, "b"])) is None

@@ -8,12 +8,16 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from treepack._src import paths as _paths
 from treepack._src.mapping.axes import fault
+from treepack.errors import TreepackError
 
 _INDEX = re.compile(r"\{([^\W\d]\w*)(?::(\d{1,9})\.\.(\d{1,9})?(?::(\d{1,9}))?)?\}")
 _DIGITS = re.compile(r"\d+")
 
 FAR = 10**9
 """Ends of ranges from here on are open."""
+
+# The maximum length of names that patterns match in quadratic time: a file may have longer ones.
+_MOST_LETTERS = 300
 
 # The end of the plain path of the value in a variable of nnx.
 _VALUE = ".value"
@@ -71,6 +75,12 @@ class Pattern:
         # Else a number in a name may be a part of a text, or several indices.
         gaps = "{}".join(literal for literal, _ in self._pieces)
         self._has_skeleton = re.search(r"\d\{\}|\{\}\d|\{\}\{\}", gaps) is None
+        # The text of an index in another key may decide between several texts.
+        names = [name for _, name in self._pieces if name is not None]
+        keys = "".join(key if name is None else f"{key}{{}}" for key, name in pieces).split(".")
+        self._is_quadratic = len(names) > len(self.indices) and any(
+            key.count("{}") > 1 for key in keys
+        )
         self._is_root = not self.indices and self._plain == ""
         self._keys = self._plain.count(".") + 1
 
@@ -95,6 +105,9 @@ class Pattern:
         """Yields the texts of the indices, the path and the length of the match of each leaf.
 
         With `above`, the pattern may also be the path of a container of the leaf.
+
+        Raises:
+          TreepackError: If a name is too long for an index that occurs twice.
         """
         ways = (self._plain, self._plain.removesuffix(_VALUE))
         if not self.indices and (leaves := names.leaves(self.text, *ways)):
@@ -111,10 +124,19 @@ class Pattern:
                     yield {}, path, 0
                     continue
                 for end in self._ends(name, above):
+                    self._check_length(end)
                     if (match := expression.fullmatch(end)) is not None:
                         values = {index: match[index][::-1] for index in self.indices}
                         yield values, path, len(end)
                         break
+
+    def _check_length(self, name: str) -> None:
+        is_long = self._is_quadratic and len(name) > _MOST_LETTERS
+        if is_long and name.count(".") + 1 == self._keys:
+            raise TreepackError(
+                f"{self.text} has an index twice, beside another in a key, so a name of its form "
+                f"has at most {_MOST_LETTERS} letters, found {len(name)}: use each index once"
+            )
 
     def _ends(self, name: str, above: bool) -> list[str]:
         """Returns the parts of a plain name that may match as a whole, backward."""
