@@ -1456,6 +1456,27 @@ def test_other_forms_notice_that_their_lease_is_lost(
     assert found == theirs
 
 
+@pytest.mark.parametrize("form", ["parts", "published"])
+def test_a_lease_that_is_lost_during_the_commit_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """Without locks nothing prevents it, and the save of the other job may be lost."""
+
+    def lose(path: Address, *args: Any, **options: Any) -> None:
+        (tmp_path / lease.FILE).unlink()
+        another_lease(tmp_path)
+        write(path, *args, **options)
+
+    write = Address.write_bytes
+    monkeypatch.setattr(Address, "write_bytes", lose)
+    tree = {"a": np.ones(9), "b": np.ones(9)}
+    with pytest.raises(treepack.errors.BusyError, match=r"is gone.*elsewhere since"):
+        if form == "published":
+            treepack.Publisher(tmp_path).push(tree, version=1)
+        else:
+            treepack.save(tmp_path, tree, format="safetensors", max_shard_size=72)
+
+
 def test_a_lease_goes_whatever_goes_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise OSError("enough")

@@ -96,11 +96,15 @@ class Permit:
     def commit(self, path: Address, data: bytes, before: Any = None, *, durable: bool) -> None:
         """Writes the small file that completes a save; see `Store.put`.
 
+        Without locks of the file system, another job may save between a check and the write, so the
+        lease is checked after it, too: no save returns as if it was the last one.
+
         Raises:
           BusyError: If another job took this process for dead.
         """
         self.check()
         path.write_bytes(data, before, durable=durable)
+        self.check()
 
 
 class Lease(Permit):

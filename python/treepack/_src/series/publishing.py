@@ -158,6 +158,8 @@ class Publisher(Unindexed):
         self._unknown = head
         try:
             self._versions.replace(self._head, head, durable=self._durable)
+        except BusyError:
+            raise  # another job may have removed the objects that the head names
         except Exception as error:
             current = None
             with contextlib.suppress(Exception):  # the next push looks again
