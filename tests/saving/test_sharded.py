@@ -1470,11 +1470,12 @@ def test_a_lease_that_is_lost_during_the_commit_is_noticed(
     write = Address.write_bytes
     monkeypatch.setattr(Address, "write_bytes", lose)
     tree = {"a": np.ones(9), "b": np.ones(9)}
+    saves: dict[str, Callable[[], object]] = {
+        "parts": lambda: treepack.save(tmp_path, tree, format="safetensors", max_shard_size=72),
+        "published": lambda: treepack.Publisher(tmp_path).push(tree, version=1),
+    }
     with pytest.raises(treepack.errors.BusyError, match=r"is gone.*elsewhere since"):
-        if form == "published":
-            treepack.Publisher(tmp_path).push(tree, version=1)
-        else:
-            treepack.save(tmp_path, tree, format="safetensors", max_shard_size=72)
+        saves[form]()
 
 
 def test_a_lease_goes_whatever_goes_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
