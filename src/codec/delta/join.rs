@@ -98,7 +98,7 @@ impl<'a> Join<'a> {
                 }
             }
         }
-        if !salvages || missing.has_none {
+        if !salvages || (missing.has_none && !patch.is_damaged) {
             missing.check(&catalog)?;
         }
         let present = patch.skeleton.pieces().map(|(place, _)| place.len());
@@ -202,7 +202,8 @@ impl<'a> Join<'a> {
             parallel::for_each_with(items, threads, work, || watch.check())
         })?;
         let mismatches: Mismatches = mismatches.into_inner().expect(NO_PANIC);
-        if !self.salvages || mismatches.values.len() == blocks {
+        let is_another = mismatches.values.len() == blocks && !self.patch.is_damaged;
+        if !self.salvages || is_another {
             mismatches.check(&self.catalog)?;
         }
         Ok(whole.expect("the parts cover the encoding"))

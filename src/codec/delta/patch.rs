@@ -208,6 +208,7 @@ pub struct Patch<'a> {
     pub differences: Vec<Difference<'a>>,
     /// Ranges of the encoding whose differences are damaged.
     pub lost: Vec<Range<usize>>,
+    pub is_damaged: bool,
     pub skeleton: Skeleton<'a>,
 }
 
@@ -250,15 +251,22 @@ impl<'a> Patch<'a> {
         Self {
             differences: Vec::new(),
             lost: Vec::new(),
+            is_damaged: false,
             skeleton,
         }
     }
 
-    /// Reads a damaged patch: by the lengths in its record, or by its headers up to the damage.
+    /// Reads a patch that may be damaged: by the lengths in its record, or by its headers up to the
+    /// damage.
     ///
     /// Checksums of the encoding tell which of its leaves are intact.
     pub fn salvage(bytes: &'a [u8], watch: &dyn Watch) -> Result<Self> {
+        match Self::read(bytes, watch) {
+            Err(error) if !error.is_no_damage() => {}
+            intact => return intact,
+        }
         let mut patch = Self::empty(bytes);
+        patch.is_damaged = true;
         let by_record = record_of(bytes, true).ok();
         let by_record = by_record.and_then(|(record, tree)| record.locate(bytes, tree));
         let (located, end) = match by_record {
