@@ -132,9 +132,12 @@ pub fn patch_parts<'py>(
         Ok((patch_record.base, record.transpose()?))
     };
     let py = patch.py();
-    let (base, record) = py.detach(|| match salvage {
-        true => with_intact(source, parts),
-        false => with_bytes(source, parts),
+    let (base, record) = py.detach(|| {
+        if salvage {
+            with_intact(source, parts)
+        } else {
+            with_bytes(source, parts)
+        }
     })?;
     let record = record.map(|record| copied(py, &record)).transpose()?;
     row!(py, base, record)
