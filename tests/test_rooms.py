@@ -161,7 +161,7 @@ def taken_by(room: str) -> set[str]:
 CLIENTS = {
     "_cli": {
         *("api.anything.open_anything", "saving.copying.Copy", "runs.listing.run_at"),
-        *("checkpoint.info.size_text", "formats.known", "storage.urls.shown"),
+        *("printable.size_text", "formats.known", "storage.urls.shown"),
         *(f"printable.{name}" for name in ("bytes_of", "jsonable", "printable", "safe_repr")),
     },
     "orbax": {
@@ -202,7 +202,7 @@ def given_by(room: str) -> set[str]:
 
 
 FACES = {
-    **{"_src.arrays": 9, "_src.storage": 28, "_src.mapping": 10, "_src.checkpoint": 47},
+    **{"_src.arrays": 9, "_src.storage": 28, "_src.mapping": 10, "_src.checkpoint": 38},
     **{"_src.registry": 21, "_src.restore": 16, "_src.saving": 24, "_src.runs": 11},
     "_src.series": 4,
 }

@@ -39,6 +39,10 @@ __all__ = [
 ]
 
 
+# The advice of the core in errors of truncated files.
+SALVAGE_ADVICE = "; copy it again, or read its intact leaves with `treepack salvage`"
+
+
 class TreepackError(ValueError):
     """Base class of most errors here: a tree cannot be saved or loaded.
 

@@ -21,7 +21,7 @@ from flax import nnx
 import treepack.__main__
 from commands import TREE, call, refused, run
 from treepack import serialization
-from treepack._src.checkpoint.info import size_text
+from treepack._src.printable import size_text
 from trees import record_of, sealed
 
 

@@ -12,7 +12,7 @@ import pytest
 import treepack
 from commands import call, refused, run
 from treepack import checkpoints
-from treepack._src.checkpoint.info import size_text
+from treepack._src.printable import size_text
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ import treepack
 from commands import call, refused, run
 from treepack import serialization
 from treepack._cli import app
-from treepack._src.checkpoint.info import size_text
+from treepack._src.printable import size_text
 
 TREE: dict[str, Any] = {
     "params": {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(3)},

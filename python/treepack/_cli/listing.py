@@ -14,12 +14,12 @@ from treepack._cli import maps, output, piped, runs, values
 from treepack._cli.maps import MAP
 from treepack._src import formats
 from treepack._src.api.anything import open_anything
-from treepack._src.checkpoint.info import size_text
 from treepack._src.printable import (
     bytes_of,
     jsonable,
     printable,
     safe_repr,
+    size_text,
 )
 from treepack._src.runs.listing import run_at
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from treepack._cli import output
-from treepack._src.checkpoint.info import size_text
-from treepack._src.printable import jsonable, printable
+from treepack._src.printable import jsonable, printable, size_text
 from treepack._src.storage.urls import shown
 
 

@@ -15,7 +15,7 @@ import ml_dtypes  # noqa: F401  (registers its dtypes with NumPy)
 import numpy as np
 
 from treepack._src.printable import shortened
-from treepack.errors import TreepackError
+from treepack.errors import DecodeError, TreepackError
 
 # Objects and strings.
 _NOT_NUMBERS = "OSUT"
@@ -175,6 +175,12 @@ def overflow_error(
     )
 
 
+class UnreadableError(DecodeError):
+    """A leaf that may be undamaged is of a kind that treepack does not support."""
+
+    means_damage = False
+
+
 def unsupported(name: str) -> str:
     """Returns the message for a dtype that arrays cannot have."""
     return f"unsupported array dtype {name!r}: select= and exclude= load the other leaves"
@@ -198,3 +204,8 @@ def resolve(name: bytes) -> np.dtype | None:
     except (TypeError, ValueError, Warning):
         return None
     return None if dtype.kind in _NOT_NUMBERS or dtype.type is np.void else dtype
+
+
+def has_numbers(dtype: np.dtype) -> bool:
+    """Returns whether elements of a dtype are numbers."""
+    return dtype.kind not in "mM" and not is_packed(dtype)

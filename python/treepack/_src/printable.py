@@ -1,4 +1,4 @@
-"""Escapes text from files for terminals, reprs, messages and warnings.
+"""Formats texts for terminals, reprs, messages and warnings, and escapes those of files.
 
 Keys, names and messages of other programs may contain escape sequences that control the terminal,
 line breaks, and characters that reverse text or are invisible.
@@ -6,6 +6,7 @@ line breaks, and characters that reverse text or are invisible.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
@@ -146,3 +147,27 @@ def bytes_of(size: str) -> int:
     if size.strip().isdecimal():
         return int(size)
     raise ValueError(f"expected a number of bytes, or a text such as '1GB', got {size!r:.100}")
+
+
+@functools.lru_cache  # few kinds, of many leaves
+def kind_text(kind: tuple[Any, ...]) -> str:
+    """Formats the kind of a leaf: `float32[3,4]`, `int`."""
+    if kind[0] == "array":
+        return f"{printable(kind[1])}[{','.join(map(str, kind[2]))}]"
+    if kind[0] == "prng_key":
+        return f"key<{printable(kind[1])}>"
+    return f"{printable(kind[1])}[]" if kind[0] == "scalar" else str(kind[0])
+
+
+def count_text(leaves: int) -> str:
+    """Formats a number of leaves: `1 leaf`, `2 leaves`."""
+    return f"{leaves} {'leaf' if leaves == 1 else 'leaves'}"
+
+
+def size_text(nbytes: float) -> str:
+    """Formats a number of bytes: `1.5 KiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} TiB"

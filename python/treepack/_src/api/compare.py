@@ -13,14 +13,13 @@ import numpy as np
 from treepack._src import dtypes as _dtypes
 from treepack._src.api.bytes import dumps
 from treepack._src.checkpoint.file import Tree, in_layout, open, place_of
-from treepack._src.checkpoint.info import count_text, kind_text
 from treepack._src.checkpoint.reader import LazyArray
-from treepack._src.checkpoint.statistics import has_numbers, pairs
+from treepack._src.checkpoint.statistics import pairs
 from treepack._src.elsewhere import Hinting, advised
 from treepack._src.mapping.leaves import Leaf
 from treepack._src.options import check
 from treepack._src.paths import Room, join, parts, text
-from treepack._src.printable import MOST_ROWS, path_end, printable
+from treepack._src.printable import MOST_ROWS, count_text, kind_text, path_end, printable
 from treepack._src.pytree.prng import is_key, key_text, on_host
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import is_source
@@ -176,7 +175,7 @@ def _changes(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Chan
         match = other.get(path)
         if not isinstance(array, LazyArray) or not isinstance(match, LazyArray):
             continue
-        if array.shape == match.shape and has_numbers(array) and has_numbers(match):
+        if array.shape == match.shape and all(map(_dtypes.has_numbers, (array.dtype, match.dtype))):
             module = text(parts(path)[:-1])
             by_module.setdefault(module, Change()).add(array, match)
     return by_module

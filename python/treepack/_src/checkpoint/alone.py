@@ -23,7 +23,7 @@ from treepack._src.checkpoint.boxes import ShardedArray
 from treepack._src.checkpoint.laid import layout_of
 from treepack._src.checkpoint.reader import LazyArray, Reader
 from treepack._src.checkpoint.sharded import ShardedReader
-from treepack._src.checkpoint.shards import FILE, MANIFEST, about_in, save_of
+from treepack._src.checkpoint.shards import FILE, MANIFEST, ShardFile, save_of
 from treepack._src.storage.content import Openable
 from treepack.errors import CorruptionError, DecodeError, TreepackError
 
@@ -110,7 +110,7 @@ class ShardsReader(ShardedReader):
             for parts, shard in _shards_in(number, file):
                 shards[parts].append(shard)
         tree: dict[str, Any] = {}
-        ages = [about_in(file.catalog).get("age", 0) for file in files]
+        ages = [ShardFile(file.catalog).about.get("age", 0) for file in files]
         for parts, all_shards in shards.items():
             array_shards = _newest(all_shards, ages)
             try:
@@ -170,7 +170,7 @@ class ShardsReader(ShardedReader):
     def _links(self, name: str) -> set[str]:
         """Returns the files of earlier saves that belong to the checkpoint of a file."""
         with contextlib.suppress(TreepackError), contextlib.closing(self._open(name)) as file:
-            return {*about_in(file.catalog).get("links", ())}
+            return {*ShardFile(file.catalog).about.get("links", ())}
         return set()
 
     def _open(self, name: str) -> Reader:

@@ -12,12 +12,12 @@ import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import formats
 from treepack._src import paths as _paths
-from treepack._src.checkpoint.info import Info, count_text, levels, size_text, totals
+from treepack._src.checkpoint.info import Info, levels, totals
 from treepack._src.checkpoint.load import load_part, warn_of_unused
 from treepack._src.checkpoint.mapped import MappedReader
 from treepack._src.checkpoint.opening import open_reader
 from treepack._src.checkpoint.placement import sharing
-from treepack._src.checkpoint.reader import SALVAGE_ADVICE, Place, Reader, dtype_and_shape
+from treepack._src.checkpoint.reader import Place, Reader, dtype_and_shape
 from treepack._src.elsewhere import Hinting, advised, read_only, unknown_option
 from treepack._src.mapping.leaves import Leaf
 from treepack._src.mapping.plan import Fault
@@ -33,12 +33,22 @@ from treepack._src.options import (
     check,
     takes,
 )
-from treepack._src.printable import MOST_ROWS, cells, padded, path_end, printable, shortened, warn
+from treepack._src.printable import (
+    MOST_ROWS,
+    cells,
+    count_text,
+    padded,
+    path_end,
+    printable,
+    shortened,
+    size_text,
+    warn,
+)
 from treepack._src.registry.static import metadata_in
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Openable, Opened
 from treepack._src.storage.naming import name_file, naming
-from treepack.errors import CorruptionError, DecodeError, MissingPathError
+from treepack.errors import SALVAGE_ADVICE, CorruptionError, DecodeError, MissingPathError
 
 _INTACT = '; leaves() lists the intact leaves, load(target, missing="target") loads them'
 

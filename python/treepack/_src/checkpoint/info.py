@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.reader import Reader, dtype_and_shape
-from treepack._src.printable import printable
+from treepack._src.printable import count_text, kind_text
 
 
 class Info(NamedTuple):
@@ -103,27 +102,3 @@ def totals(catalog: core.Catalog, value: int) -> tuple[int, int]:
         each = nbytes_of(kind, -1)
         nbytes += encoded if each < 0 else leaves * each
     return count, nbytes
-
-
-@functools.lru_cache  # few kinds, of many leaves
-def kind_text(kind: tuple[Any, ...]) -> str:
-    """Formats the kind of a leaf: `float32[3,4]`, `int`."""
-    if kind[0] == "array":
-        return f"{printable(kind[1])}[{','.join(map(str, kind[2]))}]"
-    if kind[0] == "prng_key":
-        return f"key<{printable(kind[1])}>"
-    return f"{printable(kind[1])}[]" if kind[0] == "scalar" else str(kind[0])
-
-
-def count_text(leaves: int) -> str:
-    """Formats a number of leaves: `1 leaf`, `2 leaves`."""
-    return f"{leaves} {'leaf' if leaves == 1 else 'leaves'}"
-
-
-def size_text(nbytes: float) -> str:
-    """Formats a number of bytes: `1.5 KiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.1f} TiB"

@@ -19,7 +19,7 @@ from treepack._src import paths as _paths
 from treepack._src.arrays.deferred import Deferred, boxes_of
 from treepack._src.arrays.memory import memory_of
 from treepack._src.checkpoint.arraylike import ArrayLike
-from treepack._src.checkpoint.statistics import Statistics, has_numbers, statistics
+from treepack._src.checkpoint.statistics import Statistics, statistics
 from treepack._src.elsewhere import Hinting, read_only
 from treepack._src.interop.jax import is_tracer
 from treepack._src.options import Reading, Status, Tell
@@ -41,9 +41,6 @@ _AHEAD_BYTES = 64 << 10
 # The maximum number of leaves in a list.
 _MOST_LISTED = 10
 
-# The advice of the core in errors of truncated files.
-SALVAGE_ADVICE = "; copy it again, or read its intact leaves with `treepack salvage`"
-
 DAMAGED_REST = "the bytes between the leaves and the record of the structure are damaged"
 
 # The status of each leaf by its value, and a description of damage outside of leaves.
@@ -54,12 +51,6 @@ StayLazy = Callable[[Sequence[str]], bool]
 
 # Reads a leaf by its value and the parts of its path.
 ReadLeaf = Callable[[int, list[str]], Any]
-
-
-class UnreadableError(DecodeError):
-    """A leaf that may be undamaged is of a kind that treepack does not support."""
-
-    means_damage = False
 
 
 class Reader:
@@ -525,7 +516,7 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
         dtype, shape = dtype_and_shape(kind)
         resolved_dtype = _dtypes.resolve(dtype.encode())
         if resolved_dtype is None:
-            raise UnreadableError(_dtypes.unsupported(dtype), path=self.path)
+            raise _dtypes.UnreadableError(_dtypes.unsupported(dtype), path=self.path)
         self.dtype: np.dtype[Any] = resolved_dtype
         self.shape = shape
 
@@ -694,7 +685,7 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
           ...     print(found.mean, found.nan, found.histogram)
           2.0 1 [1, 1]
         """
-        return statistics(self, bins) if has_numbers(self) else None
+        return statistics(self, bins) if _dtypes.has_numbers(self.dtype) else None
 
     def compare(self) -> None:
         """Compares it with its checksum, if it has one.

@@ -31,7 +31,7 @@ from treepack._src.checkpoint.reader import (
 from treepack._src.checkpoint.shards import (
     DIGEST_BYTES,
     MANIFEST,
-    digests_in,
+    ShardFile,
     process_of,
     save_of,
 )
@@ -391,7 +391,7 @@ class ShardedReader(Files):
         for cell, file in enumerate(files):
             name = [] if is_host and len(files) == 1 else [cells.name(cell)]
             if file not in self._digests:
-                self._digests[file] = digests_in(self.file(file).catalog)
+                self._digests[file] = ShardFile(self.file(file).catalog).digests()
             digest = self._digests[file].get(_paths.text([*array.parts, *name]))
             if digest is None:
                 return None

@@ -7,12 +7,14 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 import treepack._core as core
+from treepack._src.checkpoint.info import totals
+from treepack._src.checkpoint.reader import dtype_and_shape
 from treepack._src.interop import jax as _jax
 from treepack._src.printable import printable, warn
 from treepack._src.registry.static import metadata_in
@@ -43,20 +45,40 @@ def process_of(name: str) -> int:
     return -1 if match is None else int(match[1])
 
 
-def about_in(catalog: core.Catalog) -> dict[str, Any]:
-    """Returns the metadata of a file with shards: of its process, and of the save."""
-    about = metadata_in(catalog.record)
-    return about if isinstance(about, dict) else {}
+class ShardFile:
+    """A file with shards.
 
+    Attributes:
+      about: Its metadata: of its process, and of the save.
+    """
 
-def digests_in(catalog: core.Catalog) -> dict[str, bytes]:
-    """Returns the digests of the leaves of a file with shards; empty if it has none."""
-    leaves = [path for path, _ in catalog.leaves(0)]
-    stored = None if catalog.record is None else core.record_digests(catalog.record)
-    if stored is None or len(stored) != DIGEST_BYTES * len(leaves):
-        return {}
-    starts = range(0, len(stored), DIGEST_BYTES)
-    return {path: stored[at : at + DIGEST_BYTES] for path, at in zip(leaves, starts, strict=True)}
+    def __init__(self, catalog: core.Catalog):
+        self._catalog = catalog
+        about = metadata_in(catalog.record)
+        self.about: dict[str, Any] = about if isinstance(about, dict) else {}
+
+    @property
+    def nbytes(self) -> int:
+        """The size of its shards in bytes."""
+        return totals(self._catalog, 0)[1]
+
+    def digests(self) -> dict[str, bytes]:
+        """Returns the digests of the shards by path; empty if the file has none."""
+        record = self._catalog.record
+        leaves = [path for path, _ in self._catalog.leaves(0)]
+        stored = None if record is None else core.record_digests(record)
+        if stored is None or len(stored) != DIGEST_BYTES * len(leaves):
+            return {}
+        starts = range(0, len(stored), DIGEST_BYTES)
+        return {
+            path: stored[at : at + DIGEST_BYTES] for path, at in zip(leaves, starts, strict=True)
+        }
+
+    def shards(self) -> Iterator[tuple[str, tuple[str, tuple[int, ...]], bytes]]:
+        """Yields the path, the dtype and shape, and the digest of each shard that has one."""
+        digests = self.digests()
+        for path, value in self._catalog.leaves(0) if digests else ():
+            yield path, dtype_and_shape(self._catalog.leaf(value)[1]), digests[path]
 
 
 def warn_of_part(source: Any) -> None:

@@ -47,11 +47,6 @@ class Statistics(Hinting):
     histogram: list[int]
 
 
-def has_numbers(array: Any) -> bool:
-    """Returns whether an array has numbers."""
-    return array.dtype.kind not in "mM" and not _dtypes.is_packed(array.dtype)
-
-
 def statistics(array: Any, bins: int) -> Statistics:
     """Describes the elements of an array of numbers; see `LazyArray.statistics`."""
     minimum, maximum = math.inf, -math.inf

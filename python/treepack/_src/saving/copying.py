@@ -20,19 +20,24 @@ from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.arrays.deferred import Computed, Deferred, elements_of
 from treepack._src.checkpoint.file import File, Tree, place_of, value_at
-from treepack._src.checkpoint.info import count_text
-from treepack._src.checkpoint.reader import SALVAGE_ADVICE, Place, Reader, UnreadableError
+from treepack._src.checkpoint.reader import Place, Reader
 from treepack._src.checkpoint.select import chosen, ends_of
 from treepack._src.formats import Format, Leaves
 from treepack._src.options import Progress, Saved, Writing, progress_bar
-from treepack._src.printable import jsonable, printable
+from treepack._src.printable import count_text, jsonable, printable
 from treepack._src.pytree.references import reference_text
 from treepack._src.pytree.state_dict import leaves_of, map_leaves
 from treepack._src.restore.report import ABSENT
 from treepack._src.saving.layout import file_layout, plain_layout
 from treepack._src.storage.address import Address
 from treepack._src.storage.naming import naming
-from treepack.errors import CorruptionError, DecodeError, NewerVersionError, TreepackError
+from treepack.errors import (
+    SALVAGE_ADVICE,
+    CorruptionError,
+    DecodeError,
+    NewerVersionError,
+    TreepackError,
+)
 
 
 class Salvage(NamedTuple):
@@ -101,7 +106,7 @@ class Copy(NamedTuple):
         except (CorruptionError, DecodeError) as error:
             reader = self.reader.original
             with naming(reader.given):
-                if isinstance(error, UnreadableError):
+                if isinstance(error, _dtypes.UnreadableError):
                     raise
                 statuses, _ = reader.verify(threads=None, progress=None)
                 corrupt = [value for value, status in statuses.items() if status == "corrupt"]

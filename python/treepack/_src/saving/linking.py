@@ -25,10 +25,8 @@ import numpy as np
 import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.arrays.deferred import Deferred
-from treepack._src.checkpoint.info import totals
-from treepack._src.checkpoint.reader import dtype_and_shape
 from treepack._src.checkpoint.sharded import ShardedReader
-from treepack._src.checkpoint.shards import about_in, digests_in
+from treepack._src.checkpoint.shards import ShardFile
 from treepack._src.interop import jax as _jax
 from treepack._src.printable import warn
 from treepack._src.pytree.leaves import finish_transfer, host_view, start_transfer
@@ -281,7 +279,7 @@ class Linking:
 def _read(path: Address, parts: Sequence[Part]) -> Step | None:
     """Reads the records of the files that have these shards; `None` if they have no digests."""
     with contextlib.closing(ShardedReader(path)) as reader:
-        about = about_in(reader.file(0).catalog)
+        about = ShardFile(reader.file(0).catalog).about
         if "full" not in about:
             return None
         catalog = reader.catalog
@@ -305,13 +303,11 @@ def _read(path: Address, parts: Sequence[Part]) -> Step | None:
         step = Step(path, {}, {}, {}, {}, {}, (about["full"][0], about["full"][1]), about["age"])
         for number in needed:
             row = reader.manifest.files[number]
-            catalog = reader.file(number).catalog
-            digests = digests_in(catalog)
-            step.files[row[0]], step.sizes[row[0]] = row, totals(catalog, 0)[1]
-            for text, value in catalog.leaves(0):
-                if places.get(text) == number and text in digests:
-                    kind = dtype_and_shape(catalog.leaf(value)[1])
-                    step.shards[text] = Stored(kind, digests[text], row[0])
+            file = ShardFile(reader.file(number).catalog)
+            step.files[row[0]], step.sizes[row[0]] = row, file.nbytes
+            for text, kind, digest in file.shards():
+                if places.get(text) == number:
+                    step.shards[text] = Stored(kind, digest, row[0])
         return step
 
 

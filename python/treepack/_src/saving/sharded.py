@@ -18,7 +18,7 @@ from typing import Any
 
 import treepack._core as core
 from treepack._src import paths as _paths
-from treepack._src.checkpoint.shards import digests_in, plan_of, save_of, start_of
+from treepack._src.checkpoint.shards import ShardFile, plan_of, save_of, start_of
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.group import Group, Message, text_of
 from treepack._src.options import Progress, Saved, Writing
@@ -284,7 +284,7 @@ class ShardedWrite:
             directory.file(file).save(layout, self._writing, progress)
             del layout, shards
             written, catalog = directory.read(file)
-            step.add(written[:3], ours, digests_in(catalog))
+            step.add(written[:3], ours, ShardFile(catalog).digests())
         step.probes.update((part.text, probe) for part, probe in zip(parts, probes, strict=True))
         self._step = step
         others = [row for file, row in step.files.items() if file != written.name]

@@ -13,7 +13,6 @@ import numpy as np
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src.arrays.deferred import Computed, Held
-from treepack._src.checkpoint.reader import SALVAGE_ADVICE, UnreadableError
 from treepack._src.formats.numpy_arrays import (
     NPY,
     Header,
@@ -25,7 +24,12 @@ from treepack._src.formats.numpy_arrays import (
 )
 from treepack._src.printable import printable
 from treepack._src.storage.content import file_of
-from treepack.errors import CorruptionError, DecodeError, TreepackError
+from treepack.errors import (
+    SALVAGE_ADVICE,
+    CorruptionError,
+    DecodeError,
+    TreepackError,
+)
 
 if TYPE_CHECKING:
     import zipfile
@@ -192,7 +196,7 @@ def _name(member: zipfile.ZipInfo) -> str:
 
 def _refuse(name: str, reason: str, is_limit: bool, *_: int) -> bytes:
     if is_limit:
-        raise UnreadableError(
+        raise _dtypes.UnreadableError(
             f"the array {name} cannot be read: {reason}: select= loads the others, and --skip "
             "leaves it out of a conversion"
         )

@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import treepack._core as core
+from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.laid import layout_of
-from treepack._src.checkpoint.reader import SALVAGE_ADVICE, Reader, UnreadableError, Verified
+from treepack._src.checkpoint.reader import Reader, Verified
 from treepack._src.formats import SEPARATOR
 from treepack._src.formats.named import nested
 from treepack._src.formats.npz.archive import Packed, Refused, Stored, read_npz
@@ -18,7 +19,7 @@ from treepack._src.formats.npz.walk import walked
 from treepack._src.options import Status, Tell
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.storage.content import Openable, Opened
-from treepack.errors import CorruptionError, DecodeError
+from treepack.errors import SALVAGE_ADVICE, CorruptionError, DecodeError
 
 
 def _read(opened: Opened, max_size: int | None, *, salvage: bool) -> tuple[dict[str, Any], Opened]:
@@ -106,7 +107,7 @@ class NpzReader(Reader):
                 array.check()
             except CorruptionError:
                 statuses[value] = "corrupt"
-            except UnreadableError:
+            except _dtypes.UnreadableError:
                 statuses[value] = "unreadable"
             done += array.nbytes
             if progress is not None:
