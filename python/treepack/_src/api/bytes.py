@@ -25,7 +25,7 @@ from treepack._src.options import (
     takes,
 )
 from treepack._src.saving.layout import base_of, described_layout, state_layout
-from treepack._src.storage.content import check_is_bytes, inflated
+from treepack._src.storage.content import check_is_bytes, content_of
 from treepack.errors import TreepackError
 
 
@@ -161,7 +161,8 @@ def loads(
     base = reading.base
     if base is not None:
         reading.base = base_of(base, max_size=reading.max_size)
-    encoded = inflated(_joined(data) if isinstance(data, list) else data, reading)
+    data = _joined(data) if isinstance(data, list) else data
+    encoded = content_of(data, reading, is_bytes=True)
     tree = restore_described(encoded, target, reading, base=base)
     return tree
 

@@ -46,7 +46,7 @@ from treepack._src.saving.layout import base_of, file_layout, state_layout
 from treepack._src.saving.mapped import mapped_leaves
 from treepack._src.saving.sharded import is_distributed
 from treepack._src.storage.address import Address, Location
-from treepack._src.storage.content import Openable, content_of, downloaded, is_source
+from treepack._src.storage.content import Openable, content_of, is_source
 from treepack._src.storage.naming import naming
 from treepack.errors import DecodeError, TreepackError
 
@@ -577,9 +577,10 @@ def load(
         raise TypeError(
             f"the path comes first, as in load(path, target), got target={target!r:.100}"
         )
-    base = Address.further(opening.base, options.get("storage_options"))
     salvage = selection.on_corrupt == "skip"
-    opening.base = base_of(base, max_size=opening.max_size, salvage=salvage)
+    if opening.base is not None:
+        base = Address.further(opening.base, options.get("storage_options"))
+        opening.base = base_of(base, max_size=opening.max_size, salvage=salvage)
     expected = None if opening.expect is None else _digest.checked(opening.expect)
     path = Address.or_data(path, options.get("storage_options"))
     warn_of_part(path)
@@ -604,7 +605,8 @@ def load(
             is_compared = expected is not None or (selection.verifies and selection.select is None)
             if is_compared and not is_other:
                 try:  # once, so that exactly the compared bytes are loaded
-                    source = downloaded(path, opening.progress)
+                    if isinstance(path, Address):
+                        source = path.downloaded(opening.progress)
                 except IsADirectoryError:
                     is_directory = True
             reader = open_reader(

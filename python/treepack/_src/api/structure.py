@@ -11,7 +11,7 @@ from treepack._src.elsewhere import advised
 from treepack._src.options import Containers, Opening, StorageOptions, Unknown, check
 from treepack._src.registry.static import metadata_in
 from treepack._src.storage.address import Address
-from treepack._src.storage.content import Openable, content_of, holds_tree, record_of_patch
+from treepack._src.storage.content import Openable, Opened, content_of
 from treepack._src.storage.naming import naming
 from treepack._src.storage.store import ConditionError
 from treepack.errors import (
@@ -102,7 +102,7 @@ def read_metadata(
             with _opened(source, max_size, unknown, join=False) as file:
                 return file.metadata
         except (TreepackError, FileNotFoundError):
-            if (record := record_of_patch(source, max_size)) is None:
+            if (record := Opened.record_of_patch(source, max_size)) is None:
                 raise
         return metadata_in(record, unknown_as_dict=unknown == "dict")
 
@@ -151,7 +151,7 @@ def is_checkpoint(path_or_data: Openable, *, storage_options: StorageOptions = N
     except NewerVersionError:
         return True
     except NoIndexError:
-        return bool(holds_tree(source))
+        return bool(Opened.raw(source).begins_as_tree())
     except ConditionError:  # the file was replaced
         raise
     except (TreepackError, EOFError):

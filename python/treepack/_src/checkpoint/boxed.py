@@ -13,7 +13,7 @@ from treepack._src import dtypes as _dtypes
 from treepack._src.arrays.deferred import Computed
 from treepack._src.arrays.memory import copy
 from treepack._src.checkpoint.reader import Bounds, LazyArray
-from treepack._src.storage.fetch import Blocks, Range
+from treepack._src.storage.fetch import RemoteRange
 
 ALIGN = 64
 """The alignment at which JAX on CPU uses memory in place."""
@@ -82,7 +82,7 @@ class BoxedArray(LazyArray):
         """Returns `None`: it has no bytes of its own in a file."""
         return None
 
-    def ranges(self, bounds: Bounds) -> Iterator[tuple[Blocks, Range]]:
+    def ranges(self, bounds: Bounds) -> Iterator[RemoteRange]:
         """Yields nothing: `_read` fetches the ranges of a box."""
         return iter(())
 
@@ -106,7 +106,7 @@ class _Cast(BoxedArray):
         """Begins to read a box in the background, if a library reads the file (Orbax)."""
         self._array.begin(index)
 
-    def ahead(self, index: Sequence[slice]) -> Iterator[tuple[Blocks, Range]]:
+    def ahead(self, index: Sequence[slice]) -> Iterator[RemoteRange]:
         """Yields the ranges of remote files that reading a box needs."""
         return self._array.ahead(index)
 

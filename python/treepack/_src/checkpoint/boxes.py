@@ -25,7 +25,7 @@ from treepack._src.checkpoint.boxed import ALIGN, BoxedArray, aligned, blocks
 from treepack._src.checkpoint.reader import Bounds, LazyArray, Reader, bounds_of
 from treepack._src.options import Status
 from treepack._src.paths import Trail
-from treepack._src.storage.fetch import Blocks, Range, fetching
+from treepack._src.storage.fetch import RemoteRange, fetching
 from treepack._src.storage.naming import naming
 from treepack.errors import (
     CorruptionError,
@@ -237,7 +237,7 @@ def expect(boxes: Iterable[Box]) -> None:
                 raise files.explained(number, error) from error
 
 
-def ranges_of(boxes: Iterable[Box]) -> Iterator[tuple[Blocks, Range]]:
+def ranges_of(boxes: Iterable[Box]) -> Iterator[RemoteRange]:
     """Yields the ranges of remote files that boxes need, in order; see `fetching`."""
     for box in boxes:
         if not box.array.reader.is_local:
@@ -324,7 +324,7 @@ class ShardedArray(BoxedArray):
         with naming(self.reader.given):
             return self.plan([slice(None)] * self.ndim).view()
 
-    def ranges(self, bounds: Bounds) -> Iterator[tuple[Blocks, Range]]:
+    def ranges(self, bounds: Bounds) -> Iterator[RemoteRange]:
         """Yields the ranges of remote files that a box needs; see `LazyArray.ranges`."""
         if not self.reader.is_local:
             box = [range(start, start + count * step, step) for start, count, step in bounds]

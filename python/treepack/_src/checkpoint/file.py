@@ -47,7 +47,7 @@ from treepack._src.printable import (
 from treepack._src.registry.static import metadata_in
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Openable, Opened
-from treepack._src.storage.naming import name_file, naming
+from treepack._src.storage.naming import naming
 from treepack.errors import SALVAGE_ADVICE, CorruptionError, DecodeError, MissingPathError
 
 _INTACT = '; leaves() lists the intact leaves, load(target, missing="target") loads them'
@@ -104,7 +104,7 @@ class Tree(Hinting, Mapping[str, Any]):
                     reader.compare(value, parts)
                 return reader.leaf(value, parts)
             except Exception as error:
-                name_file(error, reader.given)
+                naming(reader.given).add_to(error)
                 raise
         return Tree(Place(reader, value, parts))
 
@@ -660,7 +660,7 @@ def open(
         file = File(reader, unknown)
         return file if mapping is None else in_layout(file, mapping)
     except Exception as error:
-        name_file(error, source)
+        naming(source).add_to(error)
         raise
 
 

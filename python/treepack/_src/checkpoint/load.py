@@ -37,7 +37,7 @@ from treepack._src.restore.compare import signature
 from treepack._src.restore.record import assembled, rebuilt
 from treepack._src.restore.report import ABSENT, Coverage
 from treepack._src.restore.template import restore_encoded, restore_part
-from treepack._src.storage.content import inflated
+from treepack._src.storage.content import content_of
 from treepack.errors import (
     CorruptionError,
     DecodeError,
@@ -528,7 +528,7 @@ def restore_message(data: bytes, target: Any, options: Mapping[str, Any]) -> Any
     except TypeError:  # a value is not hashable, or of another type
         reading = BytesReading.of(options)
         convert = converter(reading)
-    return _converted(inflated(data, reading), target, reading, convert)
+    return _converted(content_of(data, reading, is_bytes=True), target, reading, convert)
 
 
 @functools.lru_cache(maxsize=64, typed=True)  # to check them takes most of the time of a message

@@ -42,7 +42,7 @@ from treepack._src.printable import printable, shortened, warn
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Openable, Opened, is_source
-from treepack._src.storage.fetch import Blocks, Range, fetching
+from treepack._src.storage.fetch import RemoteRange, fetching
 from treepack._src.storage.naming import naming
 from treepack.errors import HoleError, NewerVersionError, TreepackError
 
@@ -189,7 +189,7 @@ class MappedArray(BoxedArray):
             self._blocks = RowBlocks(self._read, self.shape, self.nbytes)
         return self._blocks.take(start, stop)
 
-    def ahead(self, index: Sequence[slice]) -> Iterator[tuple[Blocks, Range]]:
+    def ahead(self, index: Sequence[slice]) -> Iterator[RemoteRange]:
         """Yields the ranges of remote files that reading a box needs."""
         if self.reader.is_local or 0 in self.shape:
             return
@@ -399,7 +399,7 @@ class MappedReader(Reader):
                 loaded[tie] = saved.__array__(copy=reading.copy)
             return loaded[tie]
 
-        def ahead() -> Iterator[tuple[Blocks, Range]]:
+        def ahead() -> Iterator[RemoteRange]:
             for value in self.catalog.leaf_values(place.value):
                 parts = _paths.parts(self.catalog.path_of(value, 0))
                 saved = self.leaf(value, parts) if marks is None or value in marks else None

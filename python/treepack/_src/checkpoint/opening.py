@@ -14,7 +14,7 @@ from treepack._src.checkpoint.shards import FILE, MANIFEST
 from treepack._src.formats import Format
 from treepack._src.options import check
 from treepack._src.storage.address import Address
-from treepack._src.storage.content import Openable, Opened, check_gzip, downloaded
+from treepack._src.storage.content import Openable, Opened
 from treepack.errors import (
     CorruptionError,
     DamagedFileError,
@@ -112,11 +112,11 @@ def open_regular(
     """
     if path.is_special():
         raise DecodeError("it is not a regular file")
-    source = downloaded(path) if is_whole and not is_directory else path
+    source = path.downloaded() if is_whole and not is_directory else path
     try:
         reader = open_reader(source, is_directory=is_directory, **options)
     except NoIndexError:
-        check_gzip(source)  # it may be torn, of any size
+        Opened.raw(source).check_gzip()  # it may be torn, of any size
         raise
     reader.given = path
     return reader

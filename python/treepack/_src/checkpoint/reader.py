@@ -28,8 +28,8 @@ from treepack._src.restore.compare import described
 from treepack._src.restore.report import ABSENT
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Openable, Opened
-from treepack._src.storage.fetch import Blocks, Range, fetching, joined
-from treepack._src.storage.naming import filename_of, name_file, naming
+from treepack._src.storage.fetch import RemoteRange, fetching
+from treepack._src.storage.naming import naming
 from treepack.errors import DecodeError, MissingPathError, NewerVersionError
 
 # NumPy's maximum.
@@ -109,7 +109,7 @@ class Reader:
     @property
     def filename(self) -> str | None:
         """The file as the caller named it; `None` for data in memory."""
-        return filename_of(self.given)
+        return naming(self.given).filename
 
     @property
     def name(self) -> str:
@@ -319,7 +319,7 @@ class Reader:
         places = (catalog.leaf(leaf)[2:4] for leaf in leaves)
         return fetching(self.stored(places))
 
-    def stored(self, ranges: Iterable[Range]) -> Iterator[tuple[Blocks, Range]]:
+    def stored(self, ranges: Iterable[tuple[int, int]]) -> Iterator[RemoteRange]:
         """Yields the parts of a remote file that hold ranges of its content."""
         content = self._content  # read once, as in `catalog`
         if content is not None and self._blocks is not None:
@@ -558,7 +558,7 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
                 )
                 raise DecodeError(reason, path=self.path)
         except Exception as error:
-            name_file(error, self.reader.given)
+            naming(self.reader.given).add_to(error)
             raise
         return array
 
@@ -599,28 +599,27 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
                 with fetching(self.ranges(bounds)):
                     data = catalog.read_box(self.value, bounds)
         except Exception as error:
-            name_file(error, self.reader.given)
+            naming(self.reader.given).add_to(error)
             raise
         return data.view(self.dtype).reshape(shape)
 
-    def ranges(self, bounds: Bounds) -> Iterator[tuple[Blocks, Range]]:
+    def ranges(self, bounds: Bounds) -> Iterator[RemoteRange]:
         """Yields the ranges of a remote file that a box needs, including the header of the array.
 
         The ranges are exact unless the array is split into chunks; then they are a guess.
         """
         if self.reader.is_local:
             return
-        near = self.reader.near
         _, _, start, stop, _ = self.reader.catalog.leaf(self.value)
         data = max(start, stop - self.nbytes)
         # A damaged index may have a larger array than the leaf; reading the leaf raises the error.
         is_there = self.nbytes <= stop - start
         size = self.dtype.itemsize
-        offsets = core.ranges_of_box(self.shape, size, bounds, near) if is_there else []
+        offsets = core.ranges_of_box(self.shape, size, bounds, self.reader.near) if is_there else []
         inside = [(data + first, min(stop, data + last)) for first, last in offsets]
-        yield from self.reader.stored(joined([(start, max(data, start + 1)), *inside], near))
+        yield from self.reader.stored([(start, max(data, start + 1)), *inside])
 
-    def ahead(self, index: Sequence[slice]) -> Iterator[tuple[Blocks, Range]]:
+    def ahead(self, index: Sequence[slice]) -> Iterator[RemoteRange]:
         """Yields the ranges of remote files that reading a box needs, for boxes read together."""
         sizes = zip(index, self.shape, strict=True)
         return self.ranges(bounds_of([range(*part.indices(size)) for part, size in sizes]))

@@ -42,7 +42,7 @@ from treepack._src.storage.address import Address
 from treepack._src.storage.content import Opened
 from treepack._src.storage.fetch import fetching
 from treepack._src.storage.foreign import without_manifest
-from treepack._src.storage.naming import name_file
+from treepack._src.storage.naming import naming
 from treepack._src.storage.store import ConditionError
 from treepack._src.tasks import Task, run
 from treepack.errors import (
@@ -299,7 +299,7 @@ class ShardedReader(Files):
         elif isinstance(error, DAMAGE):
             corruption = CorruptionError(f"{name} is damaged: {error.reason}")
         else:
-            name_file(error, self._place(name))
+            naming(self._place(name)).add_to(error)
             return error
         corruption.__cause__ = error
         return corruption

@@ -17,7 +17,7 @@ from treepack._src.options import Progress, Status, StorageOptions, progress_bar
 from treepack._src.paths import Room
 from treepack._src.printable import path_end, shortened
 from treepack._src.storage.address import Address
-from treepack._src.storage.content import Openable, record_of_patch
+from treepack._src.storage.content import Openable, Opened
 from treepack._src.storage.naming import naming
 from treepack.errors import (
     MissingPathError,
@@ -226,6 +226,6 @@ def verify(
         if isinstance(error, TreepackError):
             if error.means_damage:
                 return Verification({}, error.reason)
-        elif record_of_patch(source, max_size) is not None:  # without its base
+        elif Opened.record_of_patch(source, max_size) is not None:  # without its base
             return Verification({}, f"{error.strerror}: {error.filename!r}")
         raise

@@ -20,7 +20,7 @@ from treepack._src.arrays.memory import copy
 from treepack._src.mapping.boxes import Assembly, Part, box_of, joined, windows
 from treepack._src.mapping.pointwise import apply
 from treepack._src.mapping.rules import Rule
-from treepack._src.storage.fetch import Blocks, Range, fetching
+from treepack._src.storage.fetch import RemoteRange, fetching
 from treepack._src.tasks import run
 from treepack.errors import TreepackError
 
@@ -127,7 +127,7 @@ class Step(NamedTuple):
     ranges: tuple[range, ...]
     place: np.ndarray
 
-    def ahead(self) -> Iterator[tuple[Blocks, Range]]:
+    def ahead(self) -> Iterator[RemoteRange]:
         """Yields the ranges of a remote file that it will read."""
         if self.view is None:
             box = box_of(self.part, self.ranges)

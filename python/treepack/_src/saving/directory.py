@@ -34,7 +34,7 @@ from treepack._src.saving.lease import FILE as LEASE
 from treepack._src.saving.lease import Lease, OwnBusyError
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Opened
-from treepack._src.storage.naming import name_file, naming
+from treepack._src.storage.naming import naming
 from treepack._src.storage.store import ConditionError
 from treepack._src.tasks import Milestone
 from treepack.errors import BusyError, DecodeError
@@ -307,7 +307,7 @@ class LocalDirectory(Directory):
             data, _ = self._manifest()
             self._before, self._replaced = _hash_of(data), _files_of(data) or set()
         except OSError as error:
-            name_file(error, self._path)
+            naming(self._path).add_to(error)
             raise
         self.clean()
 

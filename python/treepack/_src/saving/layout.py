@@ -20,7 +20,7 @@ from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.registry.code import is_code
 from treepack._src.registry.definitions import plain_parts
 from treepack._src.storage.address import Address
-from treepack._src.storage.content import is_source, not_a_base, whole_content
+from treepack._src.storage.content import Opened, is_source, not_a_base
 from treepack._src.storage.naming import naming
 
 
@@ -68,7 +68,7 @@ def base_of(
     if isinstance(base, list) and base and all(isinstance(frame, _FRAMES) for frame in base):
         base = b"".join(base)
     if isinstance(base, (bytes, bytearray, memoryview, mmap.mmap, Address)):
-        return whole_content(base, max_size, salvage=salvage)
+        return Opened.base(base, max_size, salvage=salvage)
     if isinstance(base, File):
         reader = place_of(base).reader
         with naming(reader.given):

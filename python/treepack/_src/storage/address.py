@@ -415,6 +415,14 @@ class Address(str):
 
     # Files of any size
 
+    def downloaded(self, progress: Progress = None) -> Address | core.Content:
+        """Reads a remote file without decompressing it; returns a local path unchanged.
+
+        Raises:
+          IsADirectoryError: If the URL is a directory.
+        """
+        return self if self.url is None else _remote.downloaded(self.url, progress)
+
     def save(
         self,
         layout: core.Layout,

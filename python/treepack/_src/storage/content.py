@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, overload
 import treepack._core as core
 from treepack._src import formats
 from treepack._src.forks import Locked
-from treepack._src.options import Buffer, Opening, Progress, Tell, progress_bar
+from treepack._src.options import Buffer, Opening, Tell, progress_bar
 from treepack._src.storage import remote as _remote
 from treepack._src.storage.address import Address
 from treepack._src.storage.fetch import Blocks
@@ -50,50 +50,12 @@ Openable = Address | Any
 """An address, a bytes-like object, or a file object that can seek."""
 
 
-def whole_content(
-    base: Openable, max_size: int | None = None, *, salvage: bool = False
-) -> core.Content:
-    """Reads a base: one file of treepack or flax, or its bytes, decompressed if they are gzip.
-
-    With `salvage`, it may be damaged.
-
-    Raises:
-      DecodeError: If it does not encode a tree; names its file.
-      TreepackError: If it has another form, or more than `max_size` bytes.
-    """
-    with naming(base):
-        if isinstance(base, Address) and base.is_special():
-            raise DecodeError("it is not a regular file")
-        try:
-            opened = Opened.of(base, max_size=max_size, join=False, salvage=salvage)
-            content = opened.content
-        except IsADirectoryError:
-            raise not_a_base("a directory") from None
-        if core.is_patch(content):
-            raise not_a_base("a patch itself")
-        if (format := formats.of_content(content)) is not None:
-            raise not_a_base(format.title)
-        core.Catalog.open(content, salvage=salvage)
-    return content
-
-
 def not_a_base(form: str) -> TreepackError:
     """Returns the error for a base that is not one file of treepack or flax, in any verb."""
     return TreepackError(
         f"the base is {form}: pass the tree that treepack.load returns for it as base=, or one "
         "file of treepack or flax that was saved without base="
     )
-
-
-def downloaded(source: Openable, progress: Progress = None) -> Openable:
-    """Reads a remote file without decompressing it; returns other sources unchanged.
-
-    Raises:
-      IsADirectoryError: If the URL is a directory.
-    """
-    if not isinstance(source, Address) or source.url is None:
-        return source
-    return _remote.downloaded(source.url, progress)
 
 
 @overload
@@ -103,62 +65,67 @@ def content_of(
 
 
 @overload
-def content_of(source: Any, opening: Opening) -> core.Content | Buffer: ...
+def content_of(
+    source: Any, opening: Opening, *, is_bytes: bool = False
+) -> core.Content | Buffer: ...
 
 
 def content_of(
-    source: Openable, opening: Opening, *, may_be_empty: bool = False
+    source: Openable, opening: Opening, *, may_be_empty: bool = False, is_bytes: bool = False
 ) -> core.Content | Buffer:
-    """Reads a file or file object, or returns data, decompressed if they are gzip.
+    """Reads a source whole: decompressed if it is gzip, and joined with its base if it is a patch.
+
+    With `is_bytes`, only bytes-like objects are sources.
 
     Raises:
       TreepackError: If gzip contains more than `max_size` bytes.
       DecodeError: If a file is empty, unless `may_be_empty`.
       IsADirectoryError: If it is a directory, which may be a sharded checkpoint.
+      TypeError: If it is no source.
     """
-    if not isinstance(source, Address):
-        if not _is_file_object(source):
-            check_data(source)
-            return inflated(source, opening)
+    if isinstance(source, Address) and not is_bytes:
+        return _content_of_file(source, opening, may_be_empty)
+    data: Any = source
+    if not is_bytes:
         if isinstance(source, core.Content):
             return source
-        content, _ = _of_file_object(source)
-        return inflated(content.read_range(0, content.nbytes), opening)
-    with progress_bar(opening.progress, "load") as tell:
-        if source.url is None:
-            content = _local_content(source, opening.mmap, tell, whole=True)
+        if _is_file_object(source):
+            content, _ = _of_file_object(source)
+            data = content.read_range(0, content.nbytes)
         else:
-            content = _remote.downloaded(source.url, tell)
+            check_data(source)
+    try:
+        is_wrapped = core.is_wrapped(data)
+    except TypeError:
+        check_is_bytes(data)
+        raise  # it is not contiguous
+    if is_wrapped and core.is_compressed(data):
+        with progress_bar(opening.progress, "load") as tell:
+            data = core.decompress(
+                data, max_size=opening.max_size, threads=opening.threads, progress=tell
+            )
+    if is_wrapped and core.is_patch(data):
+        return _joined(core.Content.lent(data), opening, None)[0]
+    return data  # type: ignore[no-any-return]
+
+
+def _content_of_file(path: Address, opening: Opening, may_be_empty: bool) -> core.Content:
+    with progress_bar(opening.progress, "load") as tell:
+        if path.url is None:
+            content = _local_content(path, opening.mmap, tell, whole=True)
+        else:
+            content = _remote.downloaded(path.url, tell)
         if content.nbytes == 0 and not may_be_empty:
             raise _empty()
         if core.is_compressed(content):
             content = content.inflate(
                 max_size=opening.max_size, threads=opening.threads, progress=tell
             )
-    return _joined(content, opening, source)[0] if core.is_patch(content) else content
+    return _joined(content, opening, path)[0] if core.is_patch(content) else content
 
 
 def _empty() -> DecodeError:
     return DecodeError("the file is empty (0 bytes): write or copy it again", 0)
-
-
-def inflated(data: Buffer, opening: Opening) -> core.Content | Buffer:
-    """Returns data, decompressed if they are gzip, and joined with the base if they are a patch."""
-    try:
-        is_wrapped = core.is_wrapped(data)
-    except TypeError:
-        check_is_bytes(data)
-        raise  # it is not contiguous
-    if not is_wrapped:
-        return data
-    if core.is_compressed(data):
-        with progress_bar(opening.progress, "load") as tell:
-            data = core.decompress(
-                data, max_size=opening.max_size, threads=opening.threads, progress=tell
-            )
-    if not core.is_patch(data):
-        return data
-    return _joined(core.Content.lent(data), opening, None)[0]
 
 
 # The descriptions of `src/foreign/sniff.rs` begin so.
@@ -230,7 +197,7 @@ def _joined(
             )
         file = path.beside(name)
         try:
-            base = whole_content(file, opening.max_size)
+            base = Opened.base(file, opening.max_size)
         except FileNotFoundError as error:
             raise lost or FileNotFoundError(
                 errno.ENOENT,
@@ -244,7 +211,7 @@ def _joined(
                 raise unusable from error
     try:
         if unusable is not None:
-            base = whole_content(file, opening.max_size, salvage=True)
+            base = Opened.base(file, opening.max_size, salvage=True)
         content, opening.unchanged, damage = core.join(
             patch, base, max_size=opening.max_size, threads=opening.threads, salvage=salvage
         )
@@ -270,17 +237,6 @@ def _name_of_base(patch: core.Content, *, salvage: bool) -> tuple[str, DecodeErr
             return core.patch_parts(patch, salvage=True)[0], lost
         except DecodeError:
             raise lost from None
-
-
-def record_of_patch(source: Openable, max_size: int | None) -> bytes | None:
-    """Returns the record of the structure in a patch; `None` for other or damaged data."""
-    try:
-        content, _ = _raw(source)
-        if core.is_compressed(content):
-            content = content.inflate(max_size=max_size, threads=None, progress=None)
-        return core.patch_parts(content)[1] if core.is_patch(content) else None
-    except (TreepackError, OSError):
-        return None
 
 
 class Opened(NamedTuple):
@@ -351,6 +307,86 @@ class Opened(NamedTuple):
         damage = opened.damage or damage
         return cls(content, damage, content.nbytes, nbytes=opened.nbytes, is_patch=True)
 
+    @classmethod
+    def raw(cls, source: Openable) -> Opened:
+        """Opens a file or buffer without decompressing it."""
+        content, blocks = _raw(source)
+        return cls(content, blocks=blocks, nbytes=content.nbytes)
+
+    @classmethod
+    def base(
+        cls, source: Openable, max_size: int | None = None, *, salvage: bool = False
+    ) -> core.Content:
+        """Reads a base: one file of treepack or flax, or its bytes, decompressed if they are gzip.
+
+        With `salvage`, it may be damaged.
+
+        Raises:
+          DecodeError: If it does not encode a tree; names its file.
+          TreepackError: If it has another form, or more than `max_size` bytes.
+        """
+        with naming(source):
+            if isinstance(source, Address) and source.is_special():
+                raise DecodeError("it is not a regular file")
+            try:
+                content = cls.of(source, max_size=max_size, join=False, salvage=salvage).content
+            except IsADirectoryError:
+                raise not_a_base("a directory") from None
+            if core.is_patch(content):
+                raise not_a_base("a patch itself")
+            if (format := formats.of_content(content)) is not None:
+                raise not_a_base(format.title)
+            core.Catalog.open(content, salvage=salvage)
+        return content
+
+    @classmethod
+    def record_of_patch(cls, source: Openable, max_size: int | None) -> bytes | None:
+        """Reads the record in a patch without its base; `None` for other or damaged data."""
+        try:
+            content = cls.raw(source).content
+            if core.is_compressed(content):
+                content = content.inflate(max_size=max_size, threads=None, progress=None)
+            return core.patch_parts(content)[1] if core.is_patch(content) else None
+        except (TreepackError, OSError):
+            return None
+
+    def file(self) -> io.BufferedReader:
+        """Returns a file object of the content."""
+        return io.BufferedReader(_Raw(self.content))
+
+    def begins_as_tree(self) -> bool | None:
+        """Returns whether raw compressed data begin as a tree or a patch; decompresses a few bytes.
+
+        `None` if they are not compressed.
+        """
+        if not core.is_compressed(self.content):
+            return None
+        if self.content.read_range(0, 2) != _GZIP:  # numbers, which only trees have
+            return True
+        with gzip.GzipFile(fileobj=self.file()) as file:
+            try:
+                head = file.read(_HEAD_BYTES)
+            except (OSError, EOFError, zlib.error):
+                return False
+        is_map = head != b"" and (0x80 <= head[0] <= 0x8F or head[0] in (0xDE, 0xDF))
+        return is_map or core.is_patch(head)
+
+    def check_gzip(self) -> None:
+        """Decompresses a raw gzip stream, and discards its content.
+
+        Raises:
+          GzipTruncatedError: If it ends early.
+          GzipCorruptionError: If it is damaged.
+        """
+        try:
+            with gzip.open(self.file()) as file:
+                while file.read(_SMALL_BYTES):
+                    pass
+        except EOFError as error:
+            raise GzipTruncatedError(str(error)) from error
+        except (zlib.error, gzip.BadGzipFile) as error:
+            raise GzipCorruptionError(str(error)) from error
+
 
 def _inflated_parts(
     content: core.Content, blocks: Blocks | None, salvage: bool, max_size: int | None
@@ -375,7 +411,7 @@ def _inflated_parts(
         if content.read_range(0, 2) != _GZIP:  # numbers, which always have an index
             raise GzipCorruptionError("the index of the compressed blocks is missing")
         if content.nbytes <= _CHECKED_BYTES:
-            check_gzip(content)
+            Opened(content).check_gzip()
         raise NoIndexError(
             "this gzip file has no index, so it cannot be read in parts: load it whole, or "
             "convert it with `treepack convert` or gunzip"
@@ -425,30 +461,6 @@ def check_data(source: Any) -> None:
         ) from None
 
 
-def holds_tree(source: Openable) -> bool | None:
-    """Returns whether compressed data begin as a tree or a patch; reads only the beginning.
-
-    `None` if they are not compressed.
-    """
-    content, _ = _raw(source)
-    if not core.is_compressed(content):
-        return None
-    if content.read_range(0, 2) != _GZIP:  # numbers, which only trees have
-        return True
-    with gzip.GzipFile(fileobj=file_of(content)) as file:
-        try:
-            head = file.read(_HEAD_BYTES)
-        except (OSError, EOFError, zlib.error):
-            return False
-    is_map = head != b"" and (0x80 <= head[0] <= 0x8F or head[0] in (0xDE, 0xDF))
-    return is_map or core.is_patch(head)
-
-
-def file_of(content: core.Content) -> io.BufferedReader:
-    """Returns a file object of a content."""
-    return io.BufferedReader(_Raw(content))
-
-
 class _Raw(io.RawIOBase):
     """A file object over a content."""
 
@@ -475,18 +487,6 @@ class _Raw(io.RawIOBase):
         target[: len(part)] = part
         self._at = stop
         return len(part)
-
-
-def check_gzip(source: Openable) -> None:
-    """Raises if a gzip stream is damaged or ends early; discards its content."""
-    try:
-        with gzip.open(file_of(_raw(source)[0])) as file:
-            while file.read(_SMALL_BYTES):
-                pass
-    except EOFError as error:
-        raise GzipTruncatedError(str(error)) from error
-    except (zlib.error, gzip.BadGzipFile) as error:
-        raise GzipCorruptionError(str(error)) from error
 
 
 _DAMAGED_HEADER = "the header of the compressed stream is damaged"

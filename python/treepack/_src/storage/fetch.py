@@ -216,6 +216,10 @@ class Blocks(Locked):
             self._fetches = [fetch for fetch in self._fetches if fetch not in gone]
 
 
+RemoteRange = tuple[Blocks, Range]
+"""A range of the bytes of a remote file."""
+
+
 class _Remembering(Locked):
     """Fetches ranges of a file, and compares repeated reads with checksums of the first reads.
 
@@ -318,7 +322,7 @@ class _Flight:
 
 
 @contextlib.contextmanager
-def fetching(wanted: Iterable[tuple[Blocks, Range]]) -> Iterator[None]:
+def fetching(wanted: Iterable[RemoteRange]) -> Iterator[None]:
     """Fetches ranges of files in threads while the caller reads them in the same order.
 
     The number of requests in flight depends on the stores, not on the number of cores. Readers that

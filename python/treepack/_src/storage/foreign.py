@@ -13,7 +13,7 @@ from treepack._src.formats import Look
 from treepack._src.options import Buffer
 from treepack._src.printable import printable
 from treepack._src.storage.address import Address
-from treepack._src.storage.content import Opened, holds_tree
+from treepack._src.storage.content import Opened
 from treepack.errors import TreepackError
 
 # The maximum number of names in an error.
@@ -74,7 +74,7 @@ def _is_checkpoint(path: Address, manifest: str, look: Look) -> bool:
             return manifest in names or opening is not None
         if path.is_special():
             return False
-        if (is_tree := holds_tree(path)) is not None:
+        if (is_tree := Opened.raw(path).begins_as_tree()) is not None:
             return is_tree
         content = Opened.of(path, join=False).content
         if core.is_patch(content) or formats.of_content(content) is not None:

@@ -18,43 +18,6 @@ from treepack._src.storage.urls import shown
 from treepack.errors import MissingPathError, TreepackError
 
 
-def filename_of(source: Any) -> str | None:
-    """Returns the name of a file, URL (see `shown`) or file object; `None` for data in memory."""
-    if isinstance(source, (str, os.PathLike)):
-        return shown(source)
-    name = getattr(source, "name", None) if hasattr(source, "read") else None
-    return os.fsdecode(name) if isinstance(name, (str, bytes, os.PathLike)) else None
-
-
-def name_file(error: BaseException, source: Any) -> None:
-    """Adds the name of a file to an error in reading it, unless the error has one.
-
-    Errors of treepack and of the system get a `filename`, with which their message begins or ends.
-    Errors of other code, such as handlers, get a note.
-    """
-    name = filename_of(source)
-    if name is None:
-        return
-    if isinstance(error, TreepackError):
-        if error.filename is None:
-            error.filename = name
-    elif isinstance(error, OSError):
-        if error.filename is None and error.errno is not None:
-            error.filename = name
-        is_missing = isinstance(error, FileNotFoundError) and error.filename in (name, source)
-        if is_missing and not hasattr(error, "__notes__") and (hint := _hint(source)):
-            error.add_note(f"treepack: {hint}")
-        if isinstance(error, NotADirectoryError) and (hint := _inside(source)):
-            error.add_note(f"treepack: {hint}")
-    elif isinstance(error, MemoryError):
-        if not error.args:  # the core has no memory for a text
-            error.args = (f"not enough memory for {name!r}{_size_of(source)}",)
-    elif isinstance(error, Exception) and not isinstance(error, MissingPathError):
-        note = f"treepack: while reading {name!r}"
-        if note not in getattr(error, "__notes__", ()):
-            error.add_note(note)
-
-
 def _size_of(source: Any) -> str:
     """Returns the size of a local file, for a message."""
     with contextlib.suppress(OSError, TypeError, ValueError):
@@ -130,7 +93,11 @@ _MOST_NAMES = 1000
 
 
 class naming:  # noqa: N801  # a context manager is written like a function
-    """Names a file in the errors of a block; see `name_file`."""
+    """Names a file in the errors of a block, or in a caught error.
+
+    Errors of treepack and of the system get a `filename`, with which their message begins or ends.
+    Errors of other code, such as handlers, get a note.
+    """
 
     __slots__ = ("_source",)
 
@@ -142,4 +109,37 @@ class naming:  # noqa: N801  # a context manager is written like a function
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if error is not None:
-            name_file(error, self._source)
+            self.add_to(error)
+
+    @property
+    def filename(self) -> str | None:
+        """The path, URL (see `shown`) or name of a file object; `None` for data in memory."""
+        source = self._source
+        if isinstance(source, (str, os.PathLike)):
+            return shown(source)
+        name = getattr(source, "name", None) if hasattr(source, "read") else None
+        return os.fsdecode(name) if isinstance(name, (str, bytes, os.PathLike)) else None
+
+    def add_to(self, error: BaseException) -> None:
+        """Adds the name of the file to an error, unless the error has one."""
+        source, name = self._source, self.filename
+        if name is None:
+            return
+        if isinstance(error, TreepackError):
+            if error.filename is None:
+                error.filename = name
+        elif isinstance(error, OSError):
+            if error.filename is None and error.errno is not None:
+                error.filename = name
+            is_missing = isinstance(error, FileNotFoundError) and error.filename in (name, source)
+            if is_missing and not hasattr(error, "__notes__") and (hint := _hint(source)):
+                error.add_note(f"treepack: {hint}")
+            if isinstance(error, NotADirectoryError) and (hint := _inside(source)):
+                error.add_note(f"treepack: {hint}")
+        elif isinstance(error, MemoryError):
+            if not error.args:  # the core has no memory for a text
+                error.args = (f"not enough memory for {name!r}{_size_of(source)}",)
+        elif isinstance(error, Exception) and not isinstance(error, MissingPathError):
+            note = f"treepack: while reading {name!r}"
+            if note not in getattr(error, "__notes__", ()):
+                error.add_note(note)

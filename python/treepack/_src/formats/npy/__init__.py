@@ -16,7 +16,7 @@ from treepack._src.formats import Format, Leaves, Write
 from treepack._src.formats import numpy_arrays as _arrays
 from treepack._src.options import Export, Progress, Writing
 from treepack._src.storage.address import Address
-from treepack._src.storage.content import Openable, Opened, file_of
+from treepack._src.storage.content import Openable, Opened
 from treepack.errors import DecodeError, TreepackError
 
 _MAGIC = np.lib.format.MAGIC_PREFIX
@@ -31,18 +31,19 @@ class NpyReader(Unchecked):
 
     def __init__(self, source: Openable, opened: Opened, **options: Any):
         """`opened` is the content of `source`; `options` reopen it."""
-        laid = core.Content.laid(layout_of(_tree_in(opened.content, opened.nbytes), None), [])
+        laid = core.Content.laid(layout_of(_tree_in(opened), None), [])
         super().__init__(source, opened._replace(content=laid, blocks=None), **options)
 
 
-def _tree_in(content: core.Content, nbytes: int) -> Any:
-    """Returns the array in a file of `nbytes` stored bytes, or the list of its strings.
+def _tree_in(opened: Opened) -> Any:
+    """Returns the array in a file, or the list of its strings.
 
     Raises:
       DecodeError: If it is damaged, or no array of a tree can hold it.
     """
+    content = opened.content
     try:
-        header = _arrays.read_header(file_of(content), content.nbytes)
+        header = _arrays.read_header(opened.file(), content.nbytes)
         stop = header.nbytes + math.prod(header.shape) * header.dtype.itemsize
         if stop < content.nbytes:
             more = "bytes follow the array; equinox.tree_deserialise_leaves reads several arrays"
@@ -52,7 +53,7 @@ def _tree_in(content: core.Content, nbytes: int) -> Any:
         array = _Reordered(header, content)
         if not header.is_text:
             return array
-        _arrays.Strings(nbytes).take(header)
+        _arrays.Strings(opened.nbytes).take(header)
         return _arrays.texts(array.make())
     except (OSError, MemoryError):
         raise

@@ -23,7 +23,7 @@ from treepack._src.formats.numpy_arrays import (
     texts,
 )
 from treepack._src.printable import printable
-from treepack._src.storage.content import file_of
+from treepack._src.storage.content import Opened
 from treepack.errors import (
     SALVAGE_ADVICE,
     CorruptionError,
@@ -101,7 +101,7 @@ def read_npz(content: core.Content, max_size: int | None = None) -> dict[str, An
     arrays: dict[str, Any] = {}
     name = None
     try:
-        archive = zipfile.ZipFile(file_of(content))
+        archive = zipfile.ZipFile(Opened(content).file())
         _check_count(content, archive)
         # Members inside each other would take the same bytes many times.
         packed = sum(member.compress_size for member in archive.infolist())
