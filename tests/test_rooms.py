@@ -203,7 +203,7 @@ def given_by(room: str) -> set[str]:
 
 FACES = {
     **{"_src.arrays": 9, "_src.storage": 17, "_src.mapping": 10, "_src.checkpoint": 38},
-    **{"_src.registry": 21, "_src.restore": 16, "_src.saving": 24, "_src.runs": 11},
+    **{"_src.registry": 21, "_src.restore": 16, "_src.saving": 16, "_src.runs": 11},
     "_src.series": 4,
 }
 

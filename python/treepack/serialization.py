@@ -11,6 +11,7 @@ split into chunks.
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any, Literal, Unpack, overload
 
 import numpy as np
@@ -40,8 +41,8 @@ from treepack._src.pytree.state_dict import is_serializable, to_state_dict
 from treepack._src.restore.record import take
 from treepack._src.restore.session import current_path
 from treepack._src.restore.template import from_state_dict, restore_encoded
-from treepack._src.saving.background import Saving, run, wait_for
-from treepack._src.saving.layout import Chunks, plain_layout, state_layout
+from treepack._src.saving.background import OneByOne, Saving
+from treepack._src.saving.layout import Encoding
 from treepack._src.storage.address import Address, Location
 from treepack._src.storage.content import check_is_bytes, content_of
 from treepack._src.storage.naming import naming
@@ -72,7 +73,7 @@ __all__ = [
 MAX_CHUNK_SIZE: float = 2**30
 """The maximum size of a chunk in bytes; larger arrays are split into chunks."""
 
-Chunks.max_nbytes = lambda: MAX_CHUNK_SIZE
+Encoding.chunks = sys.modules[__name__]
 
 
 def to_bytes(target: Any, *, align: int = 16, threads: int | None = None) -> bytes:
@@ -100,7 +101,7 @@ def to_bytes(target: Any, *, align: int = 16, threads: int | None = None) -> byt
       >>> treepack.serialization.from_bytes(params, treepack.serialization.to_bytes(params))
       {'w': array([0., 1., 2.])}
     """
-    return state_layout(target, align, joined=True).to_bytes(threads=threads)
+    return Encoding(align, joined=True).state(target).to_bytes(threads=threads)
 
 
 def from_bytes(
@@ -173,8 +174,8 @@ def msgpack_serialize(
       ...     serialization.msgpack_serialize({"b": [1, 2.5], "a": None}))
       {'a': None, 'b': [1, 2.5]}
     """
-    layout = plain_layout(pytree, align, sort_keys=not in_place, joined=True)
-    return layout.to_bytes(threads=threads)
+    encoding = Encoding(align, sort_keys=not in_place, joined=True)
+    return encoding.plain(pytree).to_bytes(threads=threads)
 
 
 def msgpack_restore(
@@ -285,15 +286,17 @@ def save_to_file(
     )
     progress = options.get("progress")
     check("background", background)
-    wait_for(place)
+    saves = OneByOne(place)
+    saves.wait()
+    encoding = Encoding(writing.align, snapshot=background)
     if not background:
-        place.save(state_layout(target, writing.align), writing, progress)
+        place.save(encoding.state(target), writing, progress)
         return None
-    layout = state_layout(target, writing.align, snapshot=True)
+    layout = encoding.state(target)
     # The program may change its working directory during the save.
     write = functools.partial(place.absolute().save, layout, writing)
     del layout  # so that the traceback of an error does not hold it
-    return run(place, write, progress, background=True)
+    return saves.run(place, write, progress, background=True)
 
 
 @takes(FileReadOptions)
@@ -462,7 +465,7 @@ def to_compressed_bytes(
       [1, 2]
     """
     _check_is_compressed(compress, level)
-    layout, numbers = state_layout(target, align), compress == "numbers"
+    layout, numbers = Encoding(align).state(target), compress == "numbers"
     with progress_bar(progress, "compress") as tell:
         return layout.to_gzip(level, numbers=numbers, threads=threads, progress=tell)
 

@@ -133,13 +133,14 @@ def test_two_saves_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Both find that none is under way, and only one begins."""
     path = tmp_path / "model"
     have_looked = threading.Barrier(2)
-    wait_for = _background.wait_for
+    wait_for_others = _background.OneByOne.wait
 
-    def looking(path: Any) -> None:
-        wait_for(path)
-        have_looked.wait(HANG_S)
+    def looking(saves: Any, until: Any = None) -> None:
+        wait_for_others(saves, until)
+        if until is None:  # the call that precedes the encoding
+            have_looked.wait(HANG_S)
 
-    monkeypatch.setattr("treepack._src.api.files.wait_for", looking)
+    monkeypatch.setattr(_background.OneByOne, "wait", looking)
     reached: list[int] = []
     waits = threading.Event()
     go_on = threading.Event()

@@ -537,7 +537,7 @@ def work(step):
     if kind == "file":
         save(step, background=True, progress=tell)
         save(step, background=True)
-        _background.wait_for(Address.of(path))
+        _background.OneByOne(Address.of(path)).wait()
         assert value() in (step, -1)
     elif kind == "manager":
         manager.save_async(tell)

@@ -318,11 +318,11 @@ def test_a_mapping_of_a_directory_of_one_process(tmp_path: Path, background: boo
 BUSY = (
     TREE
     + """
-from treepack._src.saving.lease import leased
+from treepack._src.saving.lease import Permit
 import contextlib
 path = pathlib.Path(args[0])
 is_held = index == 0 and path.suffix == ""
-hold = leased(Address.of(path), "other") if is_held else contextlib.nullcontext()
+hold = Permit.taken(Address.of(path), "other") if is_held else contextlib.nullcontext()
 with hold:
     try:
         treepack.save(path, distributed(), format="safetensors", timeout=60)

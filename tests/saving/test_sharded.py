@@ -49,7 +49,7 @@ from treepack._src.checkpoint.reader import boxes_of
 from treepack._src.pytree import prng as _prng
 from treepack._src.saving import directory, lease
 from treepack._src.saving import sharded as writing
-from treepack._src.saving.layout import described_layout
+from treepack._src.saving.layout import Encoding
 from treepack._src.storage import filesystems
 from treepack._src.storage.address import Address
 from trees import DTYPES, example_array, record_of, sealed
@@ -757,7 +757,7 @@ def many_files(path: Path, rows: np.ndarray) -> None:
         with treepack.open(file) as opened:
             record = zlib.crc32(opened._catalog.record or b"")
         files.append((file.name, file.stat().st_size, record))
-    whole = described_layout({"w": rows}, 1, index=True, hollow=True)
+    whole = Encoding(1, index=True, hollow=True).tree({"w": rows})
     holders = [[at] for at in range(len(rows))]
     plan = core.ShardPlan([([len(rows), 1], 0, 1, False)], [holders])
     data = core.Manifest.planned(whole, plan).with_files(files)

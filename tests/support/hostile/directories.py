@@ -30,7 +30,7 @@ from treepack import serialization
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.options import Compress
-from treepack._src.saving.layout import described_layout
+from treepack._src.saving.layout import Encoding
 from treepack._src.saving.sharded import _array_paths
 from trees import record_of
 
@@ -164,7 +164,7 @@ def make(path: Path, *, compress: Compress) -> None:
         "layers": [array * k for k in range(3)],
         "rest": {"step": 3, "none": None, "text": "x" * 50, "empty": {}, "bytes": b"abc", "z": 2j},
     }
-    whole = described_layout(tree, 1, {"step": 3}, index=True, hollow=True)
+    whole = Encoding(1, index=True, hollow=True).tree(tree, {"step": 3})
     parts: list[Any] = [{}, {}]
     grids = []
     for leaf in whole.hollow:

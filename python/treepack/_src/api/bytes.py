@@ -24,7 +24,7 @@ from treepack._src.options import (
     progress_bar,
     takes,
 )
-from treepack._src.saving.layout import base_of, described_layout, state_layout
+from treepack._src.saving.layout import Encoding, base_of
 from treepack._src.storage.content import check_is_bytes, content_of
 from treepack.errors import TreepackError
 
@@ -90,15 +90,9 @@ def dumps(
         raise unknown_option(dumps, min(_unknown))
     check_compress(compress, level)
     tree = chosen(tree, select, exclude)
-    layout = described_layout(
-        tree,
-        align,
-        metadata,
-        static=static,
-        joined=not compress and base is None,
-        base=base_of(base, static),
-        threads=threads,
-    )
+    held = None if base is None else base_of(base, static)
+    joined = not compress and base is None
+    layout = Encoding(align, joined=joined, base=held, threads=threads).tree(tree, metadata, static)
     if not compress:
         return layout.to_bytes(threads=threads)
     with progress_bar(progress, "compress") as tell:
@@ -228,11 +222,8 @@ def _layout(
             "store them"
         )
     held = base_of(base, static)
-    if not described:
-        return state_layout(tree, align, align_all=True, base=held, threads=threads)
-    return described_layout(
-        tree, align, metadata, static=static, align_all=True, base=held, threads=threads
-    )
+    encoding = Encoding(align, align_all=True, base=held, threads=threads)
+    return encoding.tree(tree, metadata, static) if described else encoding.state(tree)
 
 
 def _check_buffer(name: str, buffer: Any) -> None:

@@ -18,7 +18,7 @@ from treepack._src.elsewhere import Unindexed, advised
 from treepack._src.options import StorageOptions
 from treepack._src.printable import printable, shortened
 from treepack._src.pytree.prng import MARKER, is_key, on_host
-from treepack._src.saving.layout import described_layout
+from treepack._src.saving.layout import Encoding
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Opened, is_source
 from treepack._src.storage.naming import naming
@@ -131,7 +131,7 @@ def digest(
 
 def _laid(tree: Any) -> File:
     """Opens a tree like a file of it, without a copy of its arrays."""
-    layout = described_layout(tree, 1, index=True)
+    layout = Encoding(1, index=True).tree(tree)
     return File(Reader(b"", Opened(core.Content.laid(layout, []))))
 
 

@@ -40,9 +40,9 @@ from treepack._src.options import (
 )
 from treepack._src.pytree.left_out import LeftOut
 from treepack._src.restore.report import Report
-from treepack._src.saving.background import Saving, run, wait_for
+from treepack._src.saving.background import OneByOne, Saving
 from treepack._src.saving.copying import Copy
-from treepack._src.saving.layout import base_of, file_layout, state_layout
+from treepack._src.saving.layout import Encoding, base_of
 from treepack._src.saving.mapped import mapped_leaves
 from treepack._src.saving.sharded import is_distributed
 from treepack._src.storage.address import Address, Location
@@ -222,17 +222,18 @@ def save(
     writing = Writing.of(options)
     if saved.base is not None and saved.sharded:
         raise ValueError("base= is for trees that are saved to one file: leave it out")
-    wait_for(place)
+    saves = OneByOne(place)
+    saves.wait()
     if isinstance(tree, Iterator):
         with spooled(tree, place) as tree:
-            place.save(file_layout(tree, saved, writing), writing, progress)
+            place.save(Encoding.file(tree, saved, writing), writing, progress)
         return None
     exchange = Alone(tree)
     if saved.mapping is not None:
         exchange, tree = _mapped(room_of(place), tree, saved, writing.threads, snapshot=background)
     if saved.sharded:
         together = exchange.sharded(place, tree, saved, writing, snapshot=background)
-        return run(
+        return saves.run(
             place,
             together,
             progress,
@@ -242,20 +243,15 @@ def save(
         )
     name = _name_beside(saved.base, place)
     if is_plain:
-        layout = state_layout(
-            tree,
-            writing.align,
-            snapshot=background,
-            left_out=LeftOut(saved.static),
-            threads=writing.threads,
-        )
+        how: Any = {"left_out": LeftOut(saved.static), "threads": writing.threads}
+        layout = Encoding(writing.align, snapshot=background, **how).state(tree)
     else:
-        layout = file_layout(tree, saved, writing, snapshot=background, base_name=name)
+        layout = Encoding.file(tree, saved, writing, snapshot=background, base_name=name)
     # The program may change its working directory during the save.
     where = place.absolute() if background else place
     write = functools.partial(where.save, layout, writing)
     del layout  # so that the traceback of an error does not hold it
-    return run(place, write, progress, background=background)
+    return saves.run(place, write, progress, background=background)
 
 
 def _saved(
@@ -269,7 +265,8 @@ def _saved(
     background: bool,
 ) -> Saving | None:
     """Saves a tree in a format of another library."""
-    wait_for(place)
+    saves = OneByOne(place)
+    saves.wait()
     if isinstance(tree, Iterator):
         with spooled(tree, place) as tree:
             content = format.content_of(tree, saved)
@@ -286,7 +283,7 @@ def _saved(
         exchange.abandon(error)
         raise
     progress = options.get("progress")
-    return run(place, write, progress, background=background, abandon=exchange.abandon)
+    return saves.run(place, write, progress, background=background, abandon=exchange.abandon)
 
 
 def _mapped(
@@ -361,7 +358,7 @@ def _copy(
             tree = _nested(mapped_leaves(copy.tree, saved.mapping, snapshot=False))
             copy = copy._replace(tree=tree, record=None)
         copy = copy.cast(saved.dtype)
-        wait_for(place)
+        OneByOne(place).wait()
         if format is not None:
             if export.separator is None and copy.reader.separator in format.separators:
                 export.separator = copy.reader.separator  # so that names stay as they are

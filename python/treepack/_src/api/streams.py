@@ -19,7 +19,7 @@ from treepack._src.arrays.deferred import Deferred, InContent
 from treepack._src.interop import jax as _jax
 from treepack._src.options import Opening, StorageOptions
 from treepack._src.restore.compare import signature
-from treepack._src.saving.layout import plain_layout, state_layout
+from treepack._src.saving.layout import Encoding
 from treepack._src.storage.address import Address, Location
 from treepack._src.storage.content import content_of
 from treepack._src.storage.naming import naming
@@ -92,10 +92,11 @@ def write_stream(
     """
     place = Address.of(path, storage_options)
     place.compression()
+    encoding = Encoding(16)
     with place.replacing() as file:
         for key, leaf in _pairs(leaves):
-            value = state_layout(leaf, 16).to_bytes(threads=None)
-            file.write(plain_layout([_paths.parts(key), value], 16).to_bytes(threads=None))
+            value = encoding.state(leaf).to_bytes(threads=None)
+            file.write(encoding.plain([_paths.parts(key), value]).to_bytes(threads=None))
 
 
 @contextlib.contextmanager

@@ -32,8 +32,8 @@ from treepack._src.interop.group import Group, Message, text_of
 from treepack._src.options import Progress, Saved, Tell, Writing
 from treepack._src.pytree.leaves import classify
 from treepack._src.pytree.state_dict import leaves_of
-from treepack._src.saving.directory import has_other_files
-from treepack._src.saving.lease import Permit, leased
+from treepack._src.saving.directory import Names
+from treepack._src.saving.lease import Permit
 from treepack._src.saving.sharded import ShardedWrite, is_distributed
 from treepack._src.storage.address import Address
 from treepack.errors import BusyError, TreepackError
@@ -186,7 +186,7 @@ class Exchange(Alone):
 
     @contextlib.contextmanager
     def opened(self, tell: Tell | None, after: int) -> Iterator[None]:
-        if self.index == 0 and has_other_files(_names_in(self._path)):
+        if self.index == 0 and _names_in(self._path).has_others:
             raise TreepackError(
                 f"{self._path.shown} has files that are not of a save: choose another directory, "
                 "or remove them"
@@ -321,7 +321,7 @@ def leased_room(path: Address) -> Iterator[Permit]:
     """Holds the lease of `room_of` a path, which is removed once it is empty; for process 0."""
     room = room_of(path)
     try:
-        with leased(room, secrets.token_hex(4)) as permit:
+        with Permit.taken(room, secrets.token_hex(4)) as permit:
             yield permit
     finally:
         if room.is_local:
@@ -348,12 +348,12 @@ def remove_shards(directory: Address) -> None:
     path = directory / HIDDEN
     with contextlib.suppress(OSError):  # the next save removes it
         names = _names_in(path)
-        if (names or path.is_local) and not has_other_files(names):
+        if (names or path.is_local) and not names.has_others:
             path.remove()
 
 
-def _names_in(path: Address) -> list[str]:
-    return [entry.name for entry in path.entries(hidden=True)]
+def _names_in(path: Address) -> Names:
+    return Names([entry.name for entry in path.entries(hidden=True)])
 
 
 def writers_of(sizes: Sequence[int], count: int) -> list[int]:

@@ -17,7 +17,7 @@ from treepack._src.options import Progress, Saved, StepOptions, StorageOptions, 
 from treepack._src.runs.contents import Contents, Summary, describe, is_damage, read
 from treepack._src.runs.steps import CheckpointEntry, Folder
 from treepack._src.saving.checkpoints import copy_checkpoint, encoded
-from treepack._src.saving.directory import directory_at
+from treepack._src.saving.directory import Directory
 from treepack._src.saving.linking import Linking
 from treepack._src.storage.address import Address, Location
 from treepack.errors import InvalidCheckpointError, TreepackError
@@ -130,7 +130,7 @@ class Checkpoints:
             one of this step that has another form.
         """
         folder, path = self.folder, self.path(step)
-        with directory_at(folder.directory).held() as check:
+        with Directory.at(folder.directory).held() as check:
             same = self.check_last(step).get(step)
             if same is not None and same.is_directory != is_sharded:
                 if same.is_complete and self.summary(step) is not None:

@@ -15,12 +15,7 @@ from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.interop import jax as _jax
 from treepack._src.options import StorageOptions
 from treepack._src.printable import warn
-from treepack._src.saving.directory import (
-    directory_at,
-    has_other_files,
-    is_unfinished,
-    warn_of_kept,
-)
+from treepack._src.saving.directory import Directory, Names, warn_of_kept
 from treepack._src.storage.address import Address, Location
 from treepack._src.storage.naming import naming
 from treepack._src.storage.store import Entry
@@ -182,15 +177,14 @@ class CheckpointEntry:
         """Calls a function with its path; see `read_at`."""
         return read_at(self.path, work)
 
-    def names(self) -> set[str]:
+    def names(self) -> Names:
         """Returns the names in it; none if it is a file."""
-        inside = self.inside()
-        return {entry.name for entry in inside} if inside else set()
+        return Names([entry.name for entry in self.inside() or ()])
 
     @property
     def is_complete(self) -> bool:
         """Whether its save has ended."""
-        return not (self.is_directory and is_unfinished(self.names()))
+        return not (self.is_directory and self.names().are_unfinished)
 
     @property
     def is_sharded(self) -> bool:
@@ -205,7 +199,7 @@ class CheckpointEntry:
     @property
     def is_foreign(self) -> bool:
         """Whether it is a directory with files of other programs."""
-        return self.is_directory and has_other_files(self.names())
+        return self.is_directory and self.names().has_others
 
 
 class Listing:
@@ -288,7 +282,7 @@ class Listing:
         if kept:
             warn_of_kept(kept)
         for name in unfinished:
-            directory_at(path_of(name)).remove_unfinished()
+            Directory.at(path_of(name)).remove_unfinished()
         for name in (entry.name for entry in self.entries):
             if name.startswith(f".{self.folder.begin}") and TEMPORARY.fullmatch(name):
                 path_of(name).remove_dead()

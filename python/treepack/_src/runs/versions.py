@@ -23,8 +23,8 @@ import treepack._core as core
 from treepack._src.options import Opening, Static, StorageOptions, check_in_time
 from treepack._src.runs.steps import TEMPORARY
 from treepack._src.saving.directory import writer
-from treepack._src.saving.layout import described_layout
-from treepack._src.saving.lease import Permit, leased
+from treepack._src.saving.layout import Encoding
+from treepack._src.saving.lease import Permit
 from treepack._src.storage.address import Address, Location
 from treepack._src.storage.content import content_of
 from treepack._src.storage.foreign import substitute
@@ -100,7 +100,7 @@ class Head(NamedTuple):
     def encoded(self, tree: Any, static: Static) -> tuple[core.Content, core.Content]:
         """Encodes a tree: as a patch of the newest version, and whole; twice the same without."""
         base = self.content
-        layout = described_layout(tree, 64, static=static, index=True, base=base)
+        layout = Encoding(64, index=True, base=base).tree(tree, static=static)
         patch = core.Content.lent(layout.to_bytes(threads=None))
         if base is None:
             return patch, patch
@@ -191,7 +191,7 @@ class Versions:
                     f"version {number} is pushed while this thread pushes another, which a signal "
                     "handler interrupted: push it afterwards"
                 )
-            with leased(self._path, "publisher") as self._permit:
+            with Permit.taken(self._path, "publisher") as self._permit:
                 yield
 
     def write(

@@ -262,23 +262,26 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
 
 
-def run(
-    path: Address, write: Write, progress: Progress, *, background: bool, **options: Any
-) -> Saving | None:
-    """Calls `write` now, or in a thread, after earlier saves to the path; see `OneByOne.run`."""
-    if background:
-        return OneByOne(path.real()).run(path, write, progress, background=True, **options)
-    wait_for(path)  # for saves that a signal handler began since the call of `save`
-    write(progress)
-    return None
-
-
 class OneByOne(Executor):
-    """Does one work after another; a signal handler may begin one as well."""
+    """Saves to one path one after another; a signal handler may begin one as well."""
 
-    def __init__(self, *place: Hashable):
-        """Takes the place: objects with an equal one share their order. By default it is unique."""
-        self._place: Hashable = place or self
+    def __init__(self, path: Address | None = None, kind: str = ""):
+        """Objects of one path and `kind` share their order; without a path, it is their own.
+
+        Raises:
+          FileNotFoundError: If the path is relative, and the working directory was removed.
+        """
+        self._path = None if path is None else path.absolute()
+        self._kind = kind
+        self._real: Address | None = None
+
+    def _place(self) -> Hashable:
+        """Returns the key of the order; to resolve links takes as long as to save a small file."""
+        if self._path is None:
+            return self
+        if self._real is None:
+            self._real = self._path.real()
+        return self._kind, self._real
 
     def run(
         self,
@@ -342,7 +345,7 @@ class OneByOne(Executor):
         abandon: Callable[[BaseException], object] | None = None,
     ) -> None:
         try:
-            _under_way[future] = self._place
+            _under_way[future] = self._place()
             if waits:
                 self.wait(future)
             if at_once:
@@ -357,7 +360,9 @@ class OneByOne(Executor):
 
     def wait(self, until: LoggedFuture[Any] | None = None) -> None:
         """Waits for all work; with `until`, only for work that began before it."""
-        place = self._place
+        if not _under_way:
+            return
+        place = self._place()
         for future, its_place in _under_way.copy().items():
             if future is until:
                 break
@@ -406,10 +411,3 @@ with contextlib.suppress(
 ):  # a private name; the program may be exiting
     threading._register_atexit(_finish)  # type: ignore[attr-defined]
 atexit.register(_end)
-
-
-def wait_for(path: Address) -> None:
-    """Waits until current saves to a path have ended."""
-    path.absolute()  # raises if the working directory was removed
-    if _under_way:  # to resolve links takes as long as to save a small file
-        OneByOne(path.real()).wait()

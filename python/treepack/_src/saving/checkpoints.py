@@ -12,8 +12,8 @@ from typing import Any
 import treepack._core as core
 from treepack._src.checkpoint.shards import MANIFEST, save_of
 from treepack._src.options import Progress, Saved, Writing
-from treepack._src.saving.directory import directory_at
-from treepack._src.saving.layout import file_layout
+from treepack._src.saving.directory import Directory
+from treepack._src.saving.layout import Encoding
 from treepack._src.saving.sharded import ShardedWrite
 from treepack._src.storage.address import Address
 from treepack.errors import CorruptionError, TreepackError
@@ -29,7 +29,7 @@ class FileWrite:
     leads = True
 
     def __init__(self, path: Address, tree: Any, saved: Saved, writing: Writing, *, snapshot: bool):
-        self._layouts = [file_layout(tree, saved, writing, snapshot=snapshot)]
+        self._layouts = [Encoding.file(tree, saved, writing, snapshot=snapshot)]
         self._path, self._writing = path, writing
 
     def abandon(self, error: BaseException) -> None:
@@ -77,7 +77,7 @@ def copy_checkpoint(
     has_linked = len({save_of(name) for name, _, _ in files}) > 1
     before = earlier() if has_linked else None
     there = set() if before is None else {*_files_of(before)}
-    directory = directory_at(target)
+    directory = Directory.at(target)
     directory.claim(save_of(files[0][0]))
     try:
         for file in files:

@@ -28,7 +28,7 @@ from treepack._src.printable import count_text, jsonable, printable
 from treepack._src.pytree.references import reference_text
 from treepack._src.pytree.state_dict import leaves_of, map_leaves
 from treepack._src.restore.report import ABSENT
-from treepack._src.saving.layout import file_layout, plain_layout
+from treepack._src.saving.layout import Encoding
 from treepack._src.storage.address import Address
 from treepack._src.storage.naming import naming
 from treepack.errors import (
@@ -179,10 +179,9 @@ class Copy(NamedTuple):
         is_ours = path.lower().removesuffix(".gz").endswith(".treepack")
         record = None if is_plain else self.record
         if record is None and not is_plain and (is_ours or self.described):
-            return file_layout(self.tree, Saved(metadata=self._metadata()), writing)
+            return Encoding.file(self.tree, Saved(metadata=self._metadata()), writing)
         described = record is not None
-        return plain_layout(
-            self.tree,
+        encoding = Encoding(
             writing.align,
             structure=described,
             index=described,
@@ -190,6 +189,7 @@ class Copy(NamedTuple):
             record=record,
             threads=writing.threads,
         )
+        return encoding.plain(self.tree)
 
     def exported(self, format: Format) -> tuple[Leaves, Mapping[str, str] | None]:
         """Returns the arrays for a format of another library, and the metadata as texts."""

@@ -21,7 +21,7 @@ import threading
 import time
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,17 +54,21 @@ def file_name(name: str, process: int, part: int = 0) -> str:
     return f"{name}-{process:05}{number}.treepack"
 
 
-def is_unfinished(names: Iterable[str]) -> bool:
-    """Returns whether these are the entries of an unfinished save."""
-    return all(name == LEASE or _SHARD_FILE.fullmatch(name) for name in names)
+class Names(frozenset[str]):
+    """The names in a directory, which may be of a sharded checkpoint, or of its save."""
 
+    @property
+    def are_unfinished(self) -> bool:
+        """Whether they are of a save that has not ended."""
+        return all(name == LEASE or _SHARD_FILE.fullmatch(name) for name in self)
 
-def has_other_files(names: Iterable[str]) -> bool:
-    """Returns whether some of the entries belong neither to a sharded checkpoint nor to a save."""
-    own = {MANIFEST, LEASE}
-    return not all(
-        name in own or _SHARD_FILE.fullmatch(name) or ".treepack-" in name for name in names
-    )
+    @property
+    def has_others(self) -> bool:
+        """Whether some belong neither to a sharded checkpoint nor to a save."""
+        return not all(
+            name in (MANIFEST, LEASE) or _SHARD_FILE.fullmatch(name) or ".treepack-" in name
+            for name in self
+        )
 
 
 class Written(NamedTuple):
@@ -125,6 +129,11 @@ class Directory(abc.ABC):
         self._overtaken: list[Any] = []  # signal handlers have replaced it by these
         self._replaced: set[str] = set()  # the files of the replaced checkpoint
         self._interrupted: list[Directory] = []
+
+    @staticmethod
+    def at(path: Address) -> Directory:
+        """Returns the directory at a path or URL."""
+        return LocalDirectory(path) if path.is_local else RemoteDirectory(path)
 
     def __str__(self) -> str:
         return self._path.shown
@@ -487,10 +496,6 @@ def warn_of_kept(paths: Sequence[Address]) -> None:
 
 # The maximum number of names in a warning.
 _MOST_NAMES = 10
-
-
-def directory_at(path: Address) -> Directory:
-    return LocalDirectory(path) if path.is_local else RemoteDirectory(path)
 
 
 def writer() -> str:

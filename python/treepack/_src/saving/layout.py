@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import treepack._core as core
@@ -22,24 +21,6 @@ from treepack._src.registry.definitions import plain_parts
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Opened, is_source, not_a_base
 from treepack._src.storage.naming import naming
-
-
-class Chunks:
-    """The chunk size of arrays.
-
-    Attributes:
-      max_nbytes: Returns the size in bytes above which arrays are split. Set by
-        `treepack.serialization`, where programs change the size.
-    """
-
-    max_nbytes: ClassVar[Callable[[], float]]
-
-
-def plain_layout(tree: Any, align: int, **options: Any) -> core.Layout:
-    """Lays out a tree of dicts, lists and tuples; see `_core.walk` for the options."""
-    chunk_size = Chunks.max_nbytes()
-    return core.walk(tree, align=align, max_chunk_size=chunk_size, state_dict=False, **options)
-
 
 Base = core.Layout | core.Content | core.Catalog
 """Encoded data that a patch refers to."""
@@ -84,7 +65,7 @@ def base_of(
     if is_source(base) and kind_of(base) is None:
         raise TypeError("the base is a file object: pass treepack.open(file), or its bytes")
     _check_is_tree(base)
-    return described_layout(base, 1, static=static)
+    return Encoding(1).tree(base, static=static)
 
 
 _FRAMES = (bytes, bytearray, memoryview)
@@ -108,44 +89,6 @@ def _check_is_tree(base: Any) -> None:
     raise TypeError(
         f"base= takes a tree, its bytes from dumps or buffers, a path or an open File, got {found}"
     )
-
-
-def state_layout(target: Any, align: int, **options: Any) -> core.Layout:
-    """Lays out the state of a tree; see `_core.walk` for the options."""
-    return core.walk(
-        target,
-        align=align,
-        max_chunk_size=Chunks.max_nbytes(),
-        state_dict=True,
-        overridden=handlers.overridden(),
-        **options,
-    )
-
-
-def described_layout(
-    tree: Any, align: int, metadata: Any = None, *, static: Static = "skip-code", **options: Any
-) -> core.Layout:
-    """Lays out a tree with a record of its structure; see `_core.walk` for the options.
-
-    Only files can have an `index`, which finds leaves without reading all headers, and `checksums`.
-    """
-    left_out = LeftOut(static)
-    layout = core.walk(
-        tree,
-        align=align,
-        max_chunk_size=Chunks.max_nbytes(),
-        state_dict=True,
-        structure=True,
-        left_out=left_out,
-        metadata=None if metadata is None else _encoded(metadata),
-        **options,
-    )
-    if left_out.has_code and all(_is_nothing(leaf) for _, leaf in leaves_of(tree, ())):
-        warn(
-            "the tree has no data: all its leaves are code, which is left out. To save a model, "
-            "save its variables"
-        )
-    return layout
 
 
 def _encoded(metadata: Any) -> bytes:
@@ -182,33 +125,65 @@ def _is_nothing(leaf: Any) -> bool:
     return leaf is None or is_code(leaf)
 
 
-def file_layout(
-    tree: Any,
-    saved: Saved,
-    writing: Writing,
-    *,
-    snapshot: bool = False,
-    digests: bool = False,
-    base_name: str = "",
-) -> core.Layout:
-    """Lays out a tree for a file, with its structure, an index and checksums.
+class Encoding:
+    """The options with which trees are laid out; see `_core.walk`.
 
-    With `digests`, also with those of its arrays: of the bytes that are written or, if these are
-    compressed, of the memory now. A `base_name` is the name of the base in the file's directory.
+    Attributes:
+      chunks: `treepack.serialization`, where programs change `MAX_CHUNK_SIZE`: the size in bytes
+        above which arrays are split into chunks.
     """
-    base = base_of(saved.base, saved.static)
-    return described_layout(
-        tree,
-        writing.align,
-        saved.metadata,
-        static=saved.static,
-        index=True,
+
+    chunks: ClassVar[Any]
+
+    def __init__(self, align: int, **options: Any):
+        self._options: Any = {"max_chunk_size": self.chunks.MAX_CHUNK_SIZE, **options}
+        self._options["align"] = align
+
+    def plain(self, tree: Any) -> core.Layout:
+        """Lays out a tree of dicts, lists and tuples."""
+        return core.walk(tree, state_dict=False, **self._options)
+
+    def state(self, target: Any) -> core.Layout:
+        """Lays out the state of a tree, in flax's form."""
+        overridden = handlers.overridden()
+        return core.walk(target, state_dict=True, overridden=overridden, **self._options)
+
+    def tree(self, tree: Any, metadata: Any = None, static: Static = "skip-code") -> core.Layout:
+        """Lays out a tree with a record of its structure.
+
+        Only files can have an `index`, which finds leaves without reading all headers, and
+        `checksums`.
+        """
+        left_out = LeftOut(static)
+        layout = core.walk(
+            tree,
+            state_dict=True,
+            structure=True,
+            left_out=left_out,
+            metadata=None if metadata is None else _encoded(metadata),
+            **self._options,
+        )
+        if left_out.has_code and all(_is_nothing(leaf) for _, leaf in leaves_of(tree, ())):
+            warn(
+                "the tree has no data: all its leaves are code, which is left out. To save a "
+                "model, save its variables"
+            )
+        return layout
+
+    @classmethod
+    def file(cls, tree: Any, saved: Saved, writing: Writing, **options: Any) -> core.Layout:
+        """Lays out a tree for a file, with its structure, an index and checksums.
+
+        With `digests`, also with those of its arrays: of the bytes that are written or, if these
+        are compressed, of the memory now. A `base_name` is the name of the base in the file's
+        directory.
+        """
         # The blocks of a compressed file have their own; of a damaged patch, only these tell which
         # leaves are intact.
-        checksums=not writing.compress or base is not None,
-        digests=digests,
-        snapshot=snapshot,
-        base=base,
-        base_name=base_name,
-        threads=writing.threads,
-    )
+        is_summed = not writing.compress or saved.base is not None
+        if saved.base is not None:
+            options["base"] = base_of(saved.base, saved.static)
+        encoding = cls(
+            writing.align, index=True, checksums=is_summed, threads=writing.threads, **options
+        )
+        return encoding.tree(tree, saved.metadata, saved.static)

@@ -79,6 +79,31 @@ class Permit:
         """With a local directory, process 0 of the job holds its lease for the save of a name."""
         self._directory, self._name = directory, name
 
+    @classmethod
+    @contextlib.contextmanager
+    def taken(cls, path: Address, name: str) -> Iterator[Permit]:
+        """Keeps other jobs from saving to a local directory, which is made; stores have no lease.
+
+        Args:
+          path: The path or URL.
+          name: The name of the save.
+
+        Raises:
+          BusyError: If another job does.
+        """
+        if not path.is_local:
+            yield cls()
+            return
+        directory = Path(path)
+        core.make_directories(directory)
+        lease = Lease(directory)
+        with naming(directory):
+            lease.take(name)
+        try:
+            yield lease
+        finally:
+            lease.release()
+
     def check(self) -> None:
         """Checks that this process, or process 0 of its job, still has it.
 
@@ -316,33 +341,6 @@ class Lease(Permit):
                 repeated(self._path.unlink)
         _close(self._files)
         _held.discard(self)
-
-
-@contextlib.contextmanager
-def leased(path: Address, name: str) -> Iterator[Permit]:
-    """Keeps other jobs from saving to a local directory, which is made; stores have no lease.
-
-    Yields the permit that completes the save.
-
-    Args:
-      path: The path or URL.
-      name: The name of the save.
-
-    Raises:
-      BusyError: If another job does.
-    """
-    if not path.is_local:
-        yield Permit()
-        return
-    directory = Path(path)
-    core.make_directories(directory)
-    lease = Lease(directory)
-    with naming(directory):
-        lease.take(name)
-    try:
-        yield lease
-    finally:
-        lease.release()
 
 
 def _renew(target: int | Path, stopped: threading.Event) -> None:

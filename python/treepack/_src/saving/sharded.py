@@ -26,12 +26,11 @@ from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.saving.directory import (
     Directory,
     Written,
-    directory_at,
     file_name,
     writer,
 )
 from treepack._src.saving.identity import Identity, identity_of
-from treepack._src.saving.layout import described_layout, file_layout
+from treepack._src.saving.layout import Encoding
 from treepack._src.saving.linking import (
     BLOCK_BYTES,
     Linking,
@@ -87,9 +86,7 @@ class ShardedWrite:
     def _prepare(self, path: Address, tree: Any, saved: Saved, *, snapshot: bool) -> None:
         """Plans the files of all processes, and encodes the shards of this one."""
         index, count = self.group.index, self.group.count
-        whole = described_layout(
-            tree, 1, saved.metadata, static=saved.static, index=True, hollow=True
-        )
+        whole = Encoding(1, index=True, hollow=True).tree(tree, saved.metadata, saved.static)
         arrays = whole.hollow
         plan = plan_of(arrays, None if saved.linking is None else BLOCK_BYTES)
         self._processes = [*plan.processes]
@@ -145,7 +142,7 @@ class ShardedWrite:
                 _paths.put(tree, keys, data)
             else:
                 tree = data  # the tree is a single host array
-        return file_layout(
+        return Encoding.file(
             tree,
             Saved(metadata=self._about | more),
             self._writing,
@@ -168,7 +165,7 @@ class ShardedWrite:
         Raises:
           TreepackError: If another process failed, or another job saves to the same directory.
         """
-        directory = directory_at(self._path)
+        directory = Directory.at(self._path)
         if self.leads:
             self._lead(directory, progress)
         else:

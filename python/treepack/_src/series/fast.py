@@ -46,7 +46,7 @@ class Fast:
     def __init__(self, checkpoints: Checkpoints, durable: Checkpoints, keep: Keep | None):
         self.checkpoints = checkpoints
         self._durable, self._keep = durable, keep
-        self._line = OneByOne("copies", durable.folder.real)
+        self._line = OneByOne(durable.folder.directory, "copies")
         # The copies, and whether each has looked: it may miss checkpoints that are committed later.
         self._copies: dict[Saving, bool] = {}
         self._run: bytes | None = None  # the random name of the run, once it is known

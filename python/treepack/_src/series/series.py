@@ -123,7 +123,7 @@ class Series(Unindexed):
         check("seconds", seconds)
         self.skipped: list[tuple[int, BaseException]] = []
         self.local: Any = None
-        self._saves = OneByOne("series", durable.folder.real)
+        self._saves = OneByOne(durable.folder.directory, "series")
         self._keep, self._sharded, self._timeout = keep, links or sharded, timeout
         self._last: Saving | None = None
         self._intervals = Intervals(every, seconds, timeout)

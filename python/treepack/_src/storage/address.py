@@ -87,7 +87,8 @@ class Address(str):
             elif hasattr(path, "write"):
                 remedy = for_file
             raise TypeError(f"expected a path or a URL, got {type(path).__name__}: {remedy}")
-        address.check()
+        if not address:
+            address.check()
         return address
 
     @staticmethod

@@ -51,7 +51,7 @@ from treepack._src.pytree.leaves import classify, explain, holds_data
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.registry.code import is_code
 from treepack._src.saving.directory import warn_of_kept
-from treepack._src.saving.lease import Permit, leased
+from treepack._src.saving.lease import Permit
 from treepack._src.storage.address import Address
 from treepack.errors import BusyError, CorruptionError, TreepackError, UnserializableLeafError
 
@@ -269,7 +269,7 @@ class Save:
     def _lead_directory(self, tell: Tell | None) -> None:
         """Writes files to a directory, the index last, and removes the files of earlier saves."""
         path, save = self._path, secrets.token_hex(4)
-        with leased(path, save) as permit:
+        with Permit.taken(path, save) as permit:
             with self._exchange.opened(tell, self._nbytes):
                 before = {entry.name for entry in path.entries()}
                 _check_free(path, before)
