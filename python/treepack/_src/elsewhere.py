@@ -252,9 +252,20 @@ class _Called:
         return self._method(owner)
 
 
-def called(method: V) -> V:
-    """Decorates a method that returns a list, so that `run.steps[-1]` says to call it."""
-    return cast(V, _Called(method))
+class Advising(Unindexed):
+    """Objects whose errors of calls that do not fit say how to call their methods."""
+
+    __slots__ = ()
+
+    def __init_subclass__(cls, lists: str = "") -> None:
+        """`lists` names a method that returns a list: `run.steps[-1]` says to call it."""
+        super().__init_subclass__()
+        for name, method in [*vars(cls).items()]:
+            is_public = name[0] != "_" and inspect.isfunction(method)
+            if name == lists:
+                setattr(cls, name, _Called(method))
+            elif is_public and not hasattr(method, "__wrapped__"):  # `takes` advises as well
+                setattr(cls, name, advised(method))
 
 
 _SERIES = by_name(

@@ -301,7 +301,8 @@ def takes(types: Any = None, *, early: bool | None = False, **defaults: Any) -> 
     Args:
       types: The `TypedDict` of the options, if there are any. They have the defaults of the
         dataclasses below, or else `None`.
-      early: Whether values are checked as well: by a verb that may find nothing to read.
+      early: Whether values are checked as well: by a verb that may find nothing to read, or that
+        only keeps them.
       defaults: Other defaults.
     """
     types = getattr(types, "__annotations__", {})
@@ -327,24 +328,35 @@ def takes(types: Any = None, *, early: bool | None = False, **defaults: Any) -> 
             if options and not names.issuperset(options):
                 check_known(checked, options)
             if early and options:
-                values = {name: options[name] for name in options if name in types}
-                for kind in kinds:
-                    kind.of(values)
+                for name in own.intersection(options):
+                    check(name, options[name])
+                if values := {name: options[name] for name in options if name in types}:
+                    for kind in kinds:
+                        kind.of(values)
             try:
                 return verb(*args, **options)
             except TypeError as error:
                 advise(verb, error, options)
                 raise
 
-        checked: Any = functools.wraps(verb)(wrapper) if types else verb
+        checked: Any = functools.wraps(verb)(wrapper) if types or early else verb
         signature = inspect.signature(verb)
         hidden = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         given = [each for each in signature.parameters.values() if each.kind not in hidden]
+        own = {each.name for each in given if early and _is_option(each)}
         checked.__signature__ = signature.replace(parameters=[*given, *options])
         names = frozenset(checked.__signature__.parameters)
         return cast(V, checked)
 
     return shown
+
+
+def _is_option(parameter: inspect.Parameter) -> bool:
+    """Returns whether a parameter is an option: others of its name have other values."""
+    with contextlib.suppress(TypeError, ValueError):
+        check(parameter.name, parameter.default)
+        return parameter.kind is parameter.KEYWORD_ONLY
+    return False
 
 
 def check_known(verb: Callable[..., Any], options: Mapping[str, Any]) -> None:

@@ -8,42 +8,80 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.group import Group, Message, text_of
+from treepack._src.interop.preemption import Preemption
 from treepack.errors import CorruptionError, OthersError
 
 T = TypeVar("T")
 
-# The number of meetings of all processes.
-_meetings = itertools.count()
+# The numbers of meetings by call; all processes begin those of a call in the same order.
+_meetings: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
 
 # The messages of a round that all processes have finished.
 _left: list[str] = []
 
 
 class Meeting:
-    """The rounds of messages of one call in all processes; tasks and results are values for JSON.
+    """The messages of all processes about one call; they are values for JSON.
 
     Attributes:
-      index: The number of this process.
-      count: The number of processes.
+      preemption: Notices SIGTERM, which ends all processes; `None` unless `listen` was called.
     """
 
-    def __init__(self, call: str, timeout: float, is_damage: Callable[[BaseException], bool]):
+    def __init__(
+        self,
+        call: str,
+        timeout: float,
+        is_damage: Callable[[BaseException], bool] = lambda error: False,
+    ):
         """`is_damage` returns whether another task may succeed after an error."""
-        self.index, self.count, _ = _jax.processes()
         self._call, self._timeout, self._is_damage = call, timeout, is_damage
-        self._place, self._rounds = f"{call}/{next(_meetings)}", itertools.count()
+        self._place, self._rounds = "", itertools.count()
+        self.preemption: Preemption | None = None
+
+    @staticmethod
+    def processes() -> tuple[int, int]:
+        """Returns the index of this process, and the number of processes."""
+        index, count, _ = _jax.processes()
+        return index, count
+
+    def listen(self) -> Preemption:
+        """Begins to notice SIGTERM; raises the errors of `Preemption.begin`."""
+        preemption = self.preemption = Preemption()
+        preemption.begin()
+        return preemption
+
+    def _folder(self, name: object) -> str:
+        self._place = self._place or f"{self._call}/{next(_meetings[self._call])}"
+        return f"{self._place}/{name}"
+
+    def _group(self, folder: str, old: str | None = None) -> Group:
+        return Group(self._timeout, folder=folder, old=old, call=self._call)
 
     def _round(self) -> Group:
-        folder = f"{self._place}/{next(self._rounds)}"
+        folder = self._folder(next(self._rounds))
         old = _left.pop() if _left else None
         _left.append(folder)
-        members = range(self.count)
-        return Group(self._timeout, members=members, folder=folder, old=old, call=self._call)
+        return self._group(folder, old)
+
+    def share(self, name: str, value: Callable[[], T]) -> T:
+        """Returns the value that process 0 computes, in all processes that ask for this name."""
+        group = self._group(self._folder(name))
+        if group.index:
+            return json.loads(group.announced())  # type: ignore[no-any-return]
+        shared = value()
+        group.announce(json.dumps(shared))
+        return shared
+
+    def forget(self, name: str) -> None:
+        """Deletes the shared values whose names begin with a folder; for process 0."""
+        folder = self._folder(name)
+        self._group(folder).forget(folder)
 
     def attempt(self, task: Any, work: Callable[[], T]) -> T:
         """Does a task in all processes; for process 0.
@@ -69,12 +107,12 @@ class Meeting:
     def lead(self, search: Callable[[], T], text: Callable[[T], Any]) -> T:
         """Returns the result of a search by attempts; sends its text or error to all others."""
         try:
-            found = search()
+            result = search()
         except BaseException as error:
             self._round().announce(json.dumps({"error": text_of(error)}))
             raise
-        self._round().announce(json.dumps({"end": text(found)}))
-        return found
+        self._round().announce(json.dumps({"end": text(result)}))
+        return result
 
     def follow(self, work: Callable[[Any], T]) -> tuple[T | None, Any]:
         """Does the tasks of process 0; returns the last result, and the text that `lead` sends.

@@ -14,8 +14,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Self, TypeVar
 
 from treepack._src.options import Progress, Saved, StepOptions, StorageOptions, Writing
-from treepack._src.runs.contents import Contents, Summary, describe, is_damage, read
-from treepack._src.runs.steps import CheckpointEntry, Folder
+from treepack._src.runs.contents import Contents, Summary, describe, read
+from treepack._src.runs.steps import CheckpointEntry, Folder, checked
+from treepack._src.saving.background import OneByOne
 from treepack._src.saving.checkpoints import copy_checkpoint, encoded
 from treepack._src.saving.directory import Directory
 from treepack._src.saving.linking import Linking
@@ -43,6 +44,21 @@ class Checkpoints:
     def of(cls, location: Location, prefix: str, storage_options: StorageOptions = None) -> Self:
         """Returns those in a directory, by a path that the working directory does not change."""
         return cls(Folder.of(location, prefix, storage_options))
+
+    def step(self, step: Any) -> int:
+        """Returns a step as an integer; raises the errors of `checked`."""
+        if step is None:
+            raise TypeError(
+                "step must be an integer, got None, as best() returns while no checkpoint has "
+                'metrics: pass save(..., metrics={"loss": loss})'
+            )
+        is_number = isinstance(step, (bool, float, str)) or hasattr(step, "dtype")
+        cure = "pass int(step)" if is_number else "it comes first, as in save(step, state)"
+        return checked("step", step, cure)
+
+    def saves(self, kind: str) -> OneByOne:
+        """Returns the order of the saves to the directory, or of others of a `kind`."""
+        return OneByOne(self.folder.directory, kind)
 
     def path(self, step: int) -> Address:
         return self.folder.path(self.folder.name(step))
@@ -87,7 +103,7 @@ class Checkpoints:
         With `is_directory` it is known to be a directory.
 
         Raises:
-          Exception: If it cannot be read for another reason; see `is_damage`.
+          Exception: If it cannot be read for another reason; see `Contents.is_damage`.
         """
         if step in self.damaged:
             return None
@@ -103,9 +119,15 @@ class Checkpoints:
 
     def is_damaged(self, step: int, error: BaseException) -> bool:
         """Returns whether an error in reading a checkpoint means damage, and remembers it then."""
-        if has_damage := is_damage(error):
+        if has_damage := Contents.is_damage(error):
             self.damaged[step] = error.with_traceback(None)  # which holds the arrays
         return has_damage
+
+    def is_gone(self, step: int, error: Exception) -> bool:
+        """Returns whether a checkpoint that cannot be read was removed, or is being removed."""
+        entry = self.folder.numbered().get(step)
+        is_removed = entry is None or not entry.is_complete or isinstance(error, FileNotFoundError)
+        return is_removed and Contents.is_damage(error)
 
     def read(self, step: int, work: Callable[[Contents], T], **options: Any) -> T:
         """Calls a function with an open checkpoint; see `read`."""

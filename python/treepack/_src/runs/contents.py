@@ -49,18 +49,6 @@ _END_OF_TIME = 253_402_300_800
 _DAMAGE = (*DAMAGE, CorruptionError, FileNotFoundError, EOFError)
 
 
-def is_damage(error: BaseException) -> bool:
-    """Returns whether an error in reading means that the checkpoint is damaged.
-
-    Not damage are a type or version that the program lacks, a store that does not answer, and gzip
-    of another program, which cannot be read in parts.
-    """
-    if isinstance(error, (NewerVersionError, NoIndexError, UnregisteredTypeError)):
-        return False
-    is_unreadable = isinstance(error, OSError) and error.errno == errno.EIO
-    return isinstance(error, _DAMAGE) or is_unreadable
-
-
 class Summary(NamedTuple):
     """A checkpoint as the rules see it.
 
@@ -191,6 +179,18 @@ class Contents:
                 f"{step}"
             )
 
+    @staticmethod
+    def is_damage(error: BaseException) -> bool:
+        """Returns whether an error in reading means that the checkpoint is damaged.
+
+        Not damage are a type or version that the program lacks, a store that does not answer, and
+        gzip of another program, which cannot be read in parts.
+        """
+        if isinstance(error, (NewerVersionError, NoIndexError, UnregisteredTypeError)):
+            return False
+        is_unreadable = isinstance(error, OSError) and error.errno == errno.EIO
+        return isinstance(error, _DAMAGE) or is_unreadable
+
     def load(self, template: Any, **options: Any) -> Any:
         """Loads the state for `resume`; see `treepack.load`."""
         try:
@@ -296,7 +296,7 @@ def read(
       options: See `open_regular`.
 
     Raises:
-      Exception: If it cannot be read; see `is_damage`.
+      Exception: If it cannot be read; see `Contents.is_damage`.
     """
 
     def opened(path: Address) -> T:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from treepack._src import formats
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.printable import utc
-from treepack._src.runs.contents import Contents, is_damage, read
+from treepack._src.runs.contents import Contents, read
 from treepack._src.runs.steps import CheckpointEntry, Folder
 from treepack._src.storage.address import Address
 from treepack.errors import CorruptionError
@@ -81,7 +81,7 @@ class Run:
                 raise CorruptionError("its save has not ended")
             return read(entry.path, step, described)
         except Exception as error:
-            if not is_damage(error):
+            if not Contents.is_damage(error):
                 raise
             return row._replace(damage=getattr(error, "reason", None) or str(error))
 

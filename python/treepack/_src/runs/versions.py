@@ -21,7 +21,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import treepack._core as core
 from treepack._src.options import Opening, Static, StorageOptions, check_in_time
-from treepack._src.runs.steps import TEMPORARY
+from treepack._src.runs.steps import TEMPORARY, checked
 from treepack._src.saving.directory import writer
 from treepack._src.saving.layout import Encoding
 from treepack._src.saving.lease import Permit
@@ -128,6 +128,10 @@ class Versions:
     def __str__(self) -> str:
         return self._path.shown
 
+    def number(self, newer_than: Any) -> int:
+        """Returns the number of a version, or -1 for none; raises the errors of `checked`."""
+        return checked("newer_than", newer_than, "pass the number of a version", least=-1)
+
     def head(self) -> Head:
         """Reads the head.
 
@@ -177,13 +181,17 @@ class Versions:
         return content
 
     @contextlib.contextmanager
-    def turn(self, number: int) -> Iterator[None]:
+    def turn(self, version: Any) -> Iterator[int]:
         """Keeps other threads, and other jobs in a local directory, from publishing meanwhile.
 
+        Yields the number of the version to publish.
+
         Raises:
+          TypeError: If it is not an integer.
           BusyError: If a signal handler has interrupted a turn of this thread, or another job has
             the lease of the directory.
         """
+        number = checked("version", version, "pass the step")
         check_in_time()
         with self._turns.taken() as is_taken:
             if not is_taken:
@@ -192,7 +200,7 @@ class Versions:
                     "handler interrupted: push it afterwards"
                 )
             with Permit.taken(self._path, "publisher") as self._permit:
-                yield
+                yield number
 
     def write(
         self,

@@ -25,7 +25,7 @@ from treepack._src.options import Progress
 from treepack._src.printable import warn
 from treepack._src.runs.checkpoints import Checkpoints
 from treepack._src.runs.contents import Summary
-from treepack._src.saving.background import OneByOne, Saving
+from treepack._src.saving.background import Saving
 from treepack._src.series.keep import Keep, tidy
 from treepack.errors import TreepackError
 
@@ -46,7 +46,7 @@ class Fast:
     def __init__(self, checkpoints: Checkpoints, durable: Checkpoints, keep: Keep | None):
         self.checkpoints = checkpoints
         self._durable, self._keep = durable, keep
-        self._line = OneByOne(durable.folder.directory, "copies")
+        self._line = durable.saves("copies")
         # The copies, and whether each has looked: it may miss checkpoints that are committed later.
         self._copies: dict[Saving, bool] = {}
         self._run: bytes | None = None  # the random name of the run, once it is known

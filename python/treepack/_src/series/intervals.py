@@ -10,13 +10,10 @@ a save, messages of generations long before it are deleted.
 from __future__ import annotations
 
 import functools
-import itertools
-import json
 import time
 from collections.abc import Callable
 
-from treepack._src.interop import jax as _jax
-from treepack._src.interop.group import Group
+from treepack._src.interop.meeting import Meeting
 
 # The seconds between looks of process 0 at its clock, about.
 _LOOK_S = 1.0
@@ -24,16 +21,12 @@ _LOOK_S = 1.0
 # The number of old generations whose messages a process that missed saves may still read.
 _KEPT = 16
 
-# The clocks of all processes, which first use them in the same order.
-_clocks = itertools.count()
-
 
 class Intervals:
     """The intervals of a series."""
 
-    def __init__(self, every: int | None, seconds: float | None, timeout: float):
-        self._every, self._seconds, self._timeout = every, seconds, timeout
-        self._name = ""  # of the messages, once there are any
+    def __init__(self, every: int | None, seconds: float | None, meeting: Meeting):
+        self._every, self._seconds, self._meeting = every, seconds, meeting
         self._generation = self._number = self._forgotten = 0
         self._last = self._looked = time.monotonic()
         self._step = self._next = -1  # the steps of the last message and of the next one
@@ -44,32 +37,27 @@ class Intervals:
         is_due = self._seconds is None if self._every is None else step % self._every == 0
         if self._seconds is None:
             return is_due
-        index, count, _ = _jax.processes()
-        if count == 1:
+        if self._meeting.processes()[1] == 1:
             return is_due or time.monotonic() - self._last >= self._seconds
         # A process that missed the step of a save saves at once: process 0 waits for it.
         is_due |= self._is_due and step == self._step
         while step >= self._next:
             if self._is_due:
                 self._generation, self._number = self._generation + 1, 0
-            group = self._group()
+            name = f"{self._generation}/{self._number}"
             self._number += 1
-            if index == 0:
-                self._look(step, self._seconds)
-                group.announce(json.dumps((self._step, self._next, self._is_due)))
-            else:
-                self._step, self._next, self._is_due = json.loads(group.announced())
+            look = functools.partial(self._look, step, self._seconds)
+            self._step, self._next, self._is_due = self._meeting.share(name, look)
             is_due |= self._is_due
         return is_due
 
-    def _look(self, step: int, seconds: float) -> None:
-        """Looks at the clock of process 0."""
+    def _look(self, step: int, seconds: float) -> tuple[int, int, bool]:
+        """Reads the clock: returns the step, the step to look again, and whether to save."""
         now = time.monotonic()
-        self._is_due = now - self._last >= seconds
         done = max(step - self._step, 1) if self._step >= 0 else 1
         ahead = int(done * min(_LOOK_S, seconds) / max(now - self._looked, 1e-6))
-        self._step, self._looked = step, now
-        self._next = step + min(max(ahead, 1), 2 * done)
+        self._looked = now
+        return step, step + min(max(ahead, 1), 2 * done), now - self._last >= seconds
 
     def restart(self) -> Callable[[], None]:
         """Begins an interval of seconds with a save; returns a function to call after it."""
@@ -79,14 +67,5 @@ class Intervals:
     def _forget(self, now: int) -> None:
         """Deletes the messages before a generation, once all have saved together."""
         for generation in range(self._forgotten, now):
-            self._group().forget(f"{self._name}/{generation}")
+            self._meeting.forget(str(generation))
         self._forgotten = max(self._forgotten, now)
-
-    def _group(self) -> Group:
-        self._name = self._name or f"series/clock/{next(_clocks)}"
-        return Group(
-            self._timeout,
-            members=range(_jax.processes()[1]),
-            folder=f"{self._name}/{self._generation}/{self._number}",
-            call="should_save",
-        )

@@ -9,8 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from treepack._src.elsewhere import advised
-from treepack._src.options import check
+from treepack._src.options import takes
 from treepack._src.printable import warn
 from treepack._src.runs.checkpoints import Checkpoints
 from treepack._src.runs.contents import Summary
@@ -69,8 +68,6 @@ class Keep:
             return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        for name in ("last", "every", "seconds"):
-            check(name, getattr(self, name))
         if self.best is None:
             return
         best: tuple[Any, ...] = self.best if isinstance(self.best, tuple) else ()
@@ -105,7 +102,7 @@ class Keep:
 
 if not TYPE_CHECKING:  # `help` would show the signature of `__new__`
     Keep.__signature__ = inspect.signature(object.__new__(Keep).__init__)
-    Keep.__init__ = advised(Keep.__init__)
+    Keep.__init__ = takes(early=True)(Keep.__init__)
 
 
 def _is_count(value: Any) -> bool:

@@ -8,10 +8,9 @@ import time
 from typing import Any, Never, Unpack
 
 from treepack._src.api.files import load
-from treepack._src.elsewhere import Unindexed, advised
-from treepack._src.options import ChoiceOptions, Static, StorageOptions, Template, check, takes
+from treepack._src.elsewhere import Advising
+from treepack._src.options import ChoiceOptions, Static, StorageOptions, Template, takes
 from treepack._src.printable import warn
-from treepack._src.runs.steps import checked
 from treepack._src.runs.versions import Head, Versions
 from treepack._src.storage.address import Location
 from treepack.errors import BusyError, CorruptionError, TreepackError
@@ -23,7 +22,7 @@ _PAUSE_S, _MOST_PAUSE_S = 0.01, 1.0
 _ATTEMPTS = 5
 
 
-class Publisher(Unindexed):
+class Publisher(Advising):
     """Publishes the versions of a tree, such as a policy, to any number of `Subscriber`s.
 
     Each version is written to the directory as a patch of the previous one (see `dumps`), and at
@@ -60,7 +59,7 @@ class Publisher(Unindexed):
       (2, np.float32(3.0))
     """
 
-    @advised
+    @takes(early=True)
     def __init__(
         self,
         path: Location,
@@ -69,8 +68,6 @@ class Publisher(Unindexed):
         durable: bool = True,
         storage_options: StorageOptions = None,
     ):
-        check("anchor_every", anchor_every)
-        check("durable", durable)
         self._versions = Versions(path, storage_options)
         self._anchor_every, self._durable = anchor_every, durable
         self._head = self._versions.head()
@@ -78,7 +75,6 @@ class Publisher(Unindexed):
         # The head of a push whose outcome is unknown.
         self._unknown: Head | None = None
 
-    @advised
     @takes()
     def push(self, tree: Any, *_more: Never, version: int, static: Static = "skip-code") -> None:
         """Publishes a version of the tree, atomically.
@@ -104,8 +100,7 @@ class Publisher(Unindexed):
         """
         if _more:
             raise TypeError("push() takes a tree: name the version, as in push(tree, version=1)")
-        number = checked("version", version, "pass the step")
-        with self._versions.turn(number):
+        with self._versions.turn(version) as number:
             is_repeated = self._settle(number)
             head = self._loaded()
             patch, content = head.encoded(tree, static)
@@ -189,7 +184,7 @@ class Publisher(Unindexed):
         return f"<treepack.Publisher {str(self._versions)!r}: {self._head.newest} published>"
 
 
-class Subscriber(Unindexed):
+class Subscriber(Advising):
     """Receives the versions of a `Publisher`, from any process or host.
 
     It keeps the newest received version in memory, encoded. For a newer one it reads the patches
@@ -210,7 +205,7 @@ class Subscriber(Unindexed):
       (12, {'temperature': 0.7})
     """
 
-    @advised
+    @takes(early=True)
     def __init__(
         self,
         path: Location,
@@ -218,7 +213,6 @@ class Subscriber(Unindexed):
         max_size: int | None = None,
         storage_options: StorageOptions = None,
     ):
-        check("max_size", max_size)
         self._versions, self._max_size = Versions(path, storage_options), max_size
         self._held: Head | None = None  # with its newest version
 
@@ -271,11 +265,10 @@ class Subscriber(Unindexed):
           TimeoutError: An OSError. If no newer version was published in time.
           TreepackError: See `latest`, also for other errors.
         """
-        check("timeout", timeout)
         held = self._held
         if newer_than is None:
             newer_than = -1 if held is None else held.number
-        number = checked("newer_than", newer_than, "pass the number of a version", least=-1)
+        number = self._versions.number(newer_than)
         end, pause = time.monotonic() + timeout, _PAUSE_S
         while True:
             held, head = self._held, self._versions.head()

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from treepack._src.api.structure import is_checkpoint
@@ -14,8 +14,7 @@ from treepack._src.interop.meeting import Meeting
 from treepack._src.options import ChoiceOptions
 from treepack._src.printable import warn
 from treepack._src.runs.checkpoints import Checkpoints
-from treepack._src.runs.contents import Contents, is_damage
-from treepack._src.runs.steps import CheckpointEntry
+from treepack._src.runs.contents import Contents
 from treepack._src.series.fast import Fast
 from treepack.errors import CorruptionError, TreepackError
 
@@ -74,7 +73,8 @@ class Resuming:
     skipped: list[tuple[int, BaseException]] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._meeting = Meeting("resume", self.timeout, is_damage)
+        self._meeting = Meeting("resume", self.timeout, Contents.is_damage)
+        self._index, self._count = Meeting.processes()
 
     def __call__(self) -> Loaded | None:
         """Loads the newest intact checkpoint, the same in all processes.
@@ -87,17 +87,17 @@ class Resuming:
         """
         if self.fast is not None:
             self.fast.check()
-        loaded = self._lead() if self._meeting.index == 0 else self._follow()
+        loaded = self._lead() if self._index == 0 else self._follow()
         directory = self.checkpoints.folder.directory.shown
-        if loaded is None and not self.skipped and self._meeting.index == 0:
+        if loaded is None and not self.skipped and self._index == 0:
             self._warn_of_others(directory)
         for step, error in self.skipped:
             if not isinstance(error, UnfinishedError):
                 warn(f"step {step} of {directory} is skipped: {error}")
-        if loaded is not None and loaded.local is not None and loaded.saved != self._meeting.count:
+        if loaded is not None and loaded.local is not None and loaded.saved != self._count:
             warn(
                 f"{loaded.saved} processes have saved step {loaded.step}, and "
-                f"{self._meeting.count} resume it: local is a list of the items of all"
+                f"{self._count} resume it: local is a list of the items of all"
             )
         return loaded
 
@@ -116,13 +116,13 @@ class Resuming:
         """Tries one step after another, the latest first."""
         for left in reversed(range(_ATTEMPTS)):
             self.skipped = []
-            for step, checkpoints, entry in self._candidates():
+            for step, checkpoints, is_directory, is_complete in self._candidates():
                 try:
-                    if not entry.is_complete:
+                    if not is_complete:
                         raise UnfinishedError("its save has not ended: there is no manifest")
-                    loaded = attempt(step, checkpoints, entry.is_directory)
+                    loaded = attempt(step, checkpoints, is_directory)
                 except Exception as error:
-                    if left and is_damage(error) and _is_gone(checkpoints, step, error):
+                    if left and _is_gone(checkpoints, step, error):
                         break  # since a later one is saved: look again
                     if not checkpoints.is_damaged(step, error):
                         raise
@@ -141,8 +141,11 @@ class Resuming:
             "Copy the intact leaves with `treepack salvage`, or begin a run in another directory"
         )
 
-    def _candidates(self) -> list[tuple[int, Checkpoints, CheckpointEntry]]:
-        """Returns the checkpoints of all directories, the latest first, and the fast one first."""
+    def _candidates(self) -> Iterator[tuple[int, Checkpoints, bool, bool]]:
+        """Yields the checkpoints of all directories, the latest first, and the fast one first.
+
+        Yields also whether each is a directory, and whether its save has ended.
+        """
         tiers = [self.checkpoints]
         if self.fast is not None:  # in this order, since one may be copied and removed meanwhile
             tiers.insert(0, self.fast.checkpoints)
@@ -155,9 +158,9 @@ class Resuming:
             for step in steps
             if self.fast is not None and steps.count(step) > 1 and self.fast.is_older(step)
         }
-        return sorted(
-            candidates, key=lambda row: (-row[0], row[0] in older and row[1] is not tiers[-1])
-        )
+        candidates.sort(key=lambda row: (-row[0], row[0] in older and row[1] is not tiers[-1]))
+        for step, tier, entry in candidates:
+            yield step, tier, entry.is_directory, entry.is_complete
 
     def _forgive(self, step: int, checkpoints: Checkpoints) -> None:
         """Removes a step that another directory has intact from the skipped ones."""
@@ -170,12 +173,12 @@ class Resuming:
         """Loads an open checkpoint.
 
         Raises:
-          Exception: If it is not intact; see `is_damage`.
+          Exception: If it is not intact; see `Contents.is_damage`.
         """
-        local, saved = contents.locals(self._meeting.index, self._meeting.count)
-        is_alone = self._meeting.count == 1
+        local, saved = contents.locals(self._index, self._count)
+        is_alone = self._count == 1
         if self.is_verified and not is_alone:  # each process verifies a part
-            contents.verify(self._meeting.index, self._meeting.count)
+            contents.verify(self._index, self._count)
         verify, timeout = self.is_verified and is_alone, self.timeout
         state = contents.load(self.template, verify=verify, timeout=timeout, **self.options)
         return Loaded(step, state, local, saved)
@@ -216,7 +219,6 @@ class Resuming:
 
 def _is_gone(checkpoints: Checkpoints, step: int, error: Exception) -> bool:
     """Returns whether a checkpoint that cannot be read has been removed."""
-    entry = checkpoints.folder.numbered().get(step)
-    if entry is None or isinstance(error, UnfinishedError):
-        return entry is None
-    return not entry.is_complete or isinstance(error, FileNotFoundError)
+    if isinstance(error, UnfinishedError):
+        return step not in checkpoints.folder.numbered()
+    return checkpoints.is_gone(step, error)

@@ -10,23 +10,20 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
-from treepack._src.elsewhere import Unindexed, advised, called
-from treepack._src.interop import jax as _jax
-from treepack._src.interop.preemption import Preemption
+from treepack._src.elsewhere import Advising
+from treepack._src.interop.meeting import Meeting
 from treepack._src.options import (
     TIMEOUT_S,
     ChoiceOptions,
     StepOptions,
     StorageOptions,
     Template,
-    check,
     takes,
 )
 from treepack._src.printable import warn
 from treepack._src.runs.checkpoints import Checkpoints
 from treepack._src.runs.contents import Contents
-from treepack._src.runs.steps import checked
-from treepack._src.saving.background import OneByOne, Saving
+from treepack._src.saving.background import Saving
 from treepack._src.series.fast import Fast
 from treepack._src.series.intervals import Intervals
 from treepack._src.series.keep import Keep, best_steps, check_mode, quoted, tidy
@@ -40,7 +37,7 @@ T = TypeVar("T")
 _MOST_NAMES = 5
 
 
-class Series(Unindexed):
+class Series(Advising, lists="steps"):
     """The checkpoints of a training run: saved atomically, kept by rules, resumed.
 
     The checkpoint of step 1000 is `step_1000` in the directory: a file as `treepack.save` writes
@@ -87,7 +84,7 @@ class Series(Unindexed):
       (3, {'w': Array([3., 3.], dtype=float32)})
     """
 
-    @advised
+    @takes(early=True)
     def __init__(
         self,
         path: Location,
@@ -103,8 +100,6 @@ class Series(Unindexed):
         full_every: int | None = None,
         storage_options: StorageOptions = None,
     ):
-        check("timeout", timeout)
-        check("sharded", sharded)
         if not isinstance(prefix, str):
             raise TypeError(f"prefix must be a string, such as 'step_', got {prefix!r:.100}")
         links = _links(unchanged, full_every, sharded)
@@ -119,15 +114,13 @@ class Series(Unindexed):
             raise TypeError(
                 f"keep must be a treepack.Keep, such as Keep(last=3), got {keep!r:.100}"
             )
-        check("every", every)
-        check("seconds", seconds)
         self.skipped: list[tuple[int, BaseException]] = []
         self.local: Any = None
-        self._saves = OneByOne(durable.folder.directory, "series")
+        self._saves = durable.saves("series")
         self._keep, self._sharded, self._timeout = keep, links or sharded, timeout
         self._last: Saving | None = None
-        self._intervals = Intervals(every, seconds, timeout)
-        self._preemption: Preemption | None = None
+        self._meeting = Meeting("should_save", timeout)
+        self._intervals = Intervals(every, seconds, self._meeting)
         self._fast = None if fast is None else Fast(_checked_fast(fast, durable), durable, keep)
         # The checkpoints to which a save goes.
         self._first = durable if self._fast is None else self._fast.checkpoints
@@ -211,8 +204,8 @@ class Series(Unindexed):
             raise TypeError(
                 "save() takes a step and a state: name the rest, as in metrics={'loss': 0.5}"
             )
-        step = _checked(step)
-        sharded = _jax.processes()[1] > 1 if self._sharded is None else self._sharded
+        step = self._checkpoints.step(step)
+        sharded = Meeting.processes()[1] > 1 if self._sharded is None else self._sharded
         commit = self._first.commit(step, options, sharded=sharded, timeout=self._timeout)
         self._wait()
         self._check_processes()
@@ -272,7 +265,6 @@ class Series(Unindexed):
         """
         if verify not in ("manifest", "all"):
             raise ValueError(f"verify must be 'manifest' or 'all', got {verify!r:.100}")
-        check("max_size", max_size)
         self._saves.wait()
         self._check_processes()
         resuming = Resuming(
@@ -295,21 +287,18 @@ class Series(Unindexed):
         self._first.has_resumed(loaded.step)
         return loaded.step, loaded.state
 
-    @called
     def steps(self) -> list[int]:
         """Returns the steps of all checkpoints, in order. Reads only names, no file."""
         return (self._checkpoints if self._fast is None else self._fast).steps()
 
-    @advised
     def path(self, step: int) -> str:
         """Returns the path or URL of the checkpoint of a step, whether or not it is there.
 
         With `fast=`, the copy in `path` once it exists, and until then the checkpoint in `fast`.
         """
-        step = _checked(step)
+        step = self._checkpoints.step(step)
         return self._holder(step).path(step).plain
 
-    @advised
     def metrics(self, step: int) -> dict[str, float]:
         """Returns the metrics of a checkpoint. The state is not read.
 
@@ -319,7 +308,6 @@ class Series(Unindexed):
         """
         return self._read(step, lambda contents: dict(contents.summary().metrics))
 
-    @advised
     def metadata(self, step: int) -> Any:
         """Returns the metadata of a checkpoint, or `None`. The state is not read.
 
@@ -365,7 +353,6 @@ class Series(Unindexed):
             )
         return next(iter(best_steps(summaries, rule[0], 1, rule[2])), None)
 
-    @advised
     def keep(self, step: int) -> None:
         """Keeps a checkpoint regardless of the rules, also after a restart.
 
@@ -376,10 +363,9 @@ class Series(Unindexed):
           TreepackError: A ValueError. If the step has no checkpoint.
         """
         self._check_existing(step)
-        if _jax.processes()[0] == 0:
+        if Meeting.processes()[0] == 0:
             self._checkpoints.folder.pin(self._checkpoints.folder.name(step))
 
-    @advised
     def should_save(self, step: int) -> bool:
         """Returns whether to save a step: by `every` and `seconds`, or before the program ends.
 
@@ -392,8 +378,8 @@ class Series(Unindexed):
           >>> [step for step in range(35) if run.should_save(step)]
           [0, 10, 20, 30]
         """
-        step = _checked(step)
-        is_due, preemption = self._intervals.is_due(step), self._preemption
+        step = self._checkpoints.step(step)
+        is_due, preemption = self._intervals.is_due(step), self._meeting.preemption
         if preemption is not None:
             preemption.reach(step)
             is_due |= preemption.number is not None
@@ -429,13 +415,12 @@ class Series(Unindexed):
           ...     print(error.code, run.steps())
           143 [0, 1000, 1201]
         """
-        preemption = self._preemption = Preemption()
-        preemption.begin()
+        preemption = self._meeting.listen()
         try:
             yield
             self._exit_if_preempted()  # before the old handler is back: the signal may come again
         finally:
-            self._preemption = None
+            self._meeting.preemption = None
             preemption.end()
         if preemption.number is not None:
             self.wait()
@@ -451,7 +436,6 @@ class Series(Unindexed):
         else:
             self._wait()
 
-    @advised
     def wait(self) -> None:
         """Waits until all saves in the background have ended, and with `fast=` are copied.
 
@@ -479,7 +463,7 @@ class Series(Unindexed):
 
     def _exit_if_preempted(self) -> None:
         """Ends the program after a save if it received SIGTERM."""
-        preemption = self._preemption
+        preemption = self._meeting.preemption
         if preemption is not None and preemption.number is not None:
             self.wait()
             raise preemption.exit()
@@ -494,9 +478,9 @@ class Series(Unindexed):
             self._fast.warn()
 
     def _check_processes(self) -> None:
-        if self._fast is not None and _jax.processes()[1] > 1:
+        if self._fast is not None and Meeting.processes()[1] > 1:
             raise TreepackError(
-                f"fast= is for one process, and there are {_jax.processes()[1]}: leave it out"
+                f"fast= is for one process, and there are {Meeting.processes()[1]}: leave it out"
             )
 
     def _holder(self, step: int) -> Checkpoints:
@@ -506,7 +490,7 @@ class Series(Unindexed):
     def _read(self, step: int, work: Callable[[Contents], T], *, is_last: bool = False) -> T:
         """Calls a function with an existing checkpoint."""
         self._check_existing(step)
-        step = _checked(step)
+        step = self._checkpoints.step(step)
         try:
             return self._holder(step).read(step, work)
         except FileNotFoundError:  # it was copied or removed meanwhile
@@ -518,7 +502,7 @@ class Series(Unindexed):
         """Checks that there is a checkpoint of a step, once saves have ended."""
         self._saves.wait()
         steps = self.steps()
-        if _checked(step) not in steps:
+        if self._checkpoints.step(step) not in steps:
             folder = self._checkpoints.folder.directory.shown
             there = f"there are {', '.join(map(str, steps))}" if steps else "there is none"
             raise TreepackError(f"no checkpoint of step {step} in {folder}: {there}")
@@ -532,7 +516,6 @@ def _links(unchanged: str, full_every: int | None, sharded: bool | None) -> bool
     """
     if unchanged not in ("write", "link"):
         raise ValueError(f"unchanged must be 'write' or 'link', got {unchanged!r:.100}")
-    check("full_every", full_every)
     if unchanged == "write":
         if full_every is not None:
             raise ValueError("full_every requires unchanged='link': leave it out, or pass both")
@@ -561,14 +544,3 @@ def _near(metric: str, names: Collection[str]) -> str:
     if near := difflib.get_close_matches(metric, names, n=1):
         return f"is it {quoted(near[0])}?"
     return f"they have {', '.join(map(quoted, sorted(names)[:_MOST_NAMES]))}"
-
-
-def _checked(step: Any) -> int:
-    if step is None:
-        raise TypeError(
-            "step must be an integer, got None, as best() returns while no checkpoint has metrics: "
-            'pass save(..., metrics={"loss": loss})'
-        )
-    is_number = isinstance(step, (bool, float, str)) or hasattr(step, "dtype")
-    cure = "pass int(step)" if is_number else "it comes first, as in save(step, state)"
-    return checked("step", step, cure)
