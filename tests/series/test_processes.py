@@ -88,6 +88,39 @@ def test_all_processes_resume_one_step(tmp_path: Path, count: int) -> None:
     processes.run(RESUMES, count, run, json.dumps([3, [4], items]), devices=4 // count)
 
 
+SUBSCRIBES = (
+    STATE
+    + """
+from jax.experimental.multihost_utils import sync_global_devices
+from treepack._src.checkpoint import placement
+groups, together = [], placement.together
+
+def counted(members, timeout):
+    groups.append([*members])
+    return together(members, timeout)
+
+placement.together = counted
+w = np.arange(800, dtype=np.float32).reshape(8, 100)
+if index == 0:
+    treepack.Publisher(args[0]).push({"w": w, "step": 3}, version=3)
+sync_global_devices("published")
+where = NamedSharding(mesh, P())
+target = {"w": jax.ShapeDtypeStruct(w.shape, w.dtype, sharding=where), "step": 0}
+subscriber = treepack.Subscriber(args[0])
+for options in ({}, {"select": "w"}):
+    version, tree = subscriber.latest(target, replicas="broadcast", **options)
+    assert version == 3 and tree["step"] == (0 if options else 3), tree
+    assert tree["w"].sharding == where and (np.asarray(tree["w"]) == w).all()
+assert groups == [[*range(count)]] * 2, groups
+"""
+)
+
+
+@pytest.mark.campaign
+def test_subscribers_of_all_processes_load_together(tmp_path: Path) -> None:
+    processes.run(SUBSCRIBES, 2, tmp_path / "policy", devices=2)
+
+
 FAILS = (
     STATE
     + """

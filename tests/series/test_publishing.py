@@ -19,6 +19,7 @@ import pytest
 
 import tiers
 import treepack
+import treepack._core as core
 from support import s3
 from treepack._src.runs.versions import HEAD, Versions
 from treepack._src.storage.address import Address
@@ -173,6 +174,24 @@ def test_a_subscriber_is_sent_to_another_process(where: Path) -> None:
     assert "no version received" in repr(sent)
     check(sent, 1)
     check(subscriber, 1)
+
+
+def test_temporary_files_of_dead_writers_are_removed(where: Path) -> None:
+    """Of any in the directory: a killed program may have saved beside the versions."""
+    where.mkdir()
+    names = ["model.treepack", "head.json", "notes"]
+    dead = [where / f".{name}.treepack-0123456789abcdef.tmp" for name in names]
+    for path in dead:
+        path.write_bytes(b"of a dead writer")
+    alive = core.Replacement(where / "model", private=False)
+    (where / ".notes.tmp").touch()  # of another program
+    try:
+        treepack.Publisher(where).push(policy(0), version=0)
+        there = {path.name for path in where.iterdir()}
+        assert {*(path.name for path in dead)}.isdisjoint(there)
+        assert {Path(alive.name).name, ".notes.tmp"} <= there
+    finally:
+        alive.discard()
 
 
 def test_a_version_must_be_newer(where: Path) -> None:

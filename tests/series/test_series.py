@@ -34,6 +34,7 @@ from treepack import (
     TreepackError,
     checkpoints,
 )
+from treepack._src.runs.contents import Contents
 from treepack._src.storage import content as storage_content
 from treepack._src.storage.address import Address
 from treepack.errors import BusyError
@@ -150,6 +151,30 @@ def test_resume_skips_damaged_checkpoints(tmp_path: Path, kind: str) -> None:
             assert [it for it, _ in run.skipped] == skipped
             assert str(path) in str(run.skipped[-1][1]) or kind == "a folder"
             assert run.local == {"seen": step - 1}
+
+
+@pytest.mark.parametrize("name", ["metrics", "best"])
+def test_a_checkpoint_that_is_replaced_while_it_is_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    run, other = (Series(tmp_path, sharded=True) for _ in range(2))
+    run.save(1, {"w": 1}, metrics={"loss": 1}, metadata="first")
+    begin, has_replaced = Contents.__init__, list[int]()
+
+    def replaced(contents: Contents, reader: Any, step: int) -> None:
+        """The manifest was read; the save removes the files that it names."""
+        if not has_replaced:
+            has_replaced.append(step)
+            other.save(1, {"w": 2}, metrics={"loss": 2}, metadata="second")
+        begin(contents, reader, step)
+
+    monkeypatch.setattr(Contents, "__init__", replaced)
+    if name == "metrics":
+        assert run.metrics(1) == {"loss": 2}
+    else:
+        assert run.best("loss", "min") == 1
+    assert has_replaced == [1]
+    assert run.metadata(1) == "second"
 
 
 @pytest.mark.parametrize("verify", ["all", "manifest"])
