@@ -109,10 +109,11 @@ class Ordered:
 
     def __init__(self, folder: Steps, inside: list[Any] | None):
         self.listing, self._key = folder.listing(inside), folder.key
+        temporary = folder.begin + TEMPORARY
         checkpoints = [
             entry
             for entry in self.listing.begun()
-            if entry.name != folder.name(TEMPORARY)
+            if entry.name != temporary
             and not entry.name.endswith(MP_ARRAY_POSTFIX)
             and _ORBAX_TEMPORARY not in entry.name
         ]

@@ -53,7 +53,7 @@ class Restoring:
                 return load(path, arrays="numpy", **options)
             state = load(path, serialization.to_state_dict(target), **options)
             return serialization.from_state_dict(target, state, strict=options["strict"])
-        if is_of_orbax(entry.names()):
+        if entry.is_directory and is_of_orbax(entry.names()):
             return restore_by_orbax(
                 entry, target, self.checkpointer, self.transforms, strict=options["strict"]
             )

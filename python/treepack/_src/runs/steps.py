@@ -162,6 +162,7 @@ class CheckpointEntry:
     def __init__(self, folder: Folder, entry: Entry, inside: list[Entry] | None = None):
         self.name, self.is_directory = entry.name, entry.is_directory
         self._folder, self._inside = folder, inside
+        self._names: Names | None = None
 
     @property
     def path(self) -> Address:
@@ -179,7 +180,9 @@ class CheckpointEntry:
 
     def names(self) -> Names:
         """Returns the names in it; none if it is a file."""
-        return Names([entry.name for entry in self.inside() or ()])
+        if self._names is None:
+            self._names = Names([entry.name for entry in self.inside() or ()])
+        return self._names
 
     @property
     def is_complete(self) -> bool:
@@ -189,7 +192,7 @@ class CheckpointEntry:
     @property
     def is_sharded(self) -> bool:
         """Whether it is a directory with a manifest."""
-        return MANIFEST in self.names()
+        return self.is_directory and MANIFEST in self.names()
 
     @property
     def is_special(self) -> bool:

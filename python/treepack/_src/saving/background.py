@@ -271,17 +271,14 @@ class OneByOne(Executor):
         Raises:
           FileNotFoundError: If the path is relative, and the working directory was removed.
         """
-        self._path = None if path is None else path.absolute()
-        self._kind = kind
-        self._real: Address | None = None
+        self._path, self._kind = None if path is None else path.absolute(), kind
+        self._place: Hashable = self if path is None else None
 
-    def _place(self) -> Hashable:
+    def _resolved(self) -> Hashable:
         """Returns the key of the order; to resolve links takes as long as to save a small file."""
-        if self._path is None:
-            return self
-        if self._real is None:
-            self._real = self._path.real()
-        return self._kind, self._real
+        if self._path is not None and self._place is None:
+            self._place = self._kind, self._path.real()
+        return self._place
 
     def run(
         self,
@@ -345,7 +342,7 @@ class OneByOne(Executor):
         abandon: Callable[[BaseException], object] | None = None,
     ) -> None:
         try:
-            _under_way[future] = self._place()
+            _under_way[future] = self._resolved()
             if waits:
                 self.wait(future)
             if at_once:
@@ -362,7 +359,7 @@ class OneByOne(Executor):
         """Waits for all work; with `until`, only for work that began before it."""
         if not _under_way:
             return
-        place = self._place()
+        place = self._place or self._resolved()
         for future, its_place in _under_way.copy().items():
             if future is until:
                 break
