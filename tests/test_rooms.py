@@ -177,7 +177,7 @@ CLIENTS = {
 }
 
 
-# The numbers of names that clients take which do more beside the verbs. They only become smaller.
+# The numbers of names that rooms take which do more beside the verbs. They only become smaller.
 MOST = {"checkpoints": 12, "_src.series": 15, "_src.runs": 39}
 
 

@@ -192,10 +192,18 @@ class Hinting:
         return hint_for(type(self), name)
 
 
-class Unindexed(Hinting):
-    """Objects whose errors for an index or an iteration name a replacement."""
+class Advising(Hinting):
+    """Objects whose errors for an index, an iteration or a wrong call name a replacement."""
 
-    __slots__ = ()
+    def __init_subclass__(cls, lists: str = "") -> None:
+        """`lists` names a method that returns a list: `run.steps[-1]` says to call it."""
+        super().__init_subclass__()
+        for name, method in [*vars(cls).items()]:
+            is_public = name[0] != "_" and inspect.isfunction(method)
+            if name == lists:
+                setattr(cls, name, _Called(method))
+            elif is_public and not hasattr(method, "__wrapped__"):  # `takes` advises as well
+                setattr(cls, name, advised(method))
 
     if not TYPE_CHECKING:  # type checkers would accept any index
 
@@ -250,22 +258,6 @@ class _Called:
 
     def __call__(self, owner: Any) -> Any:
         return self._method(owner)
-
-
-class Advising(Unindexed):
-    """Objects whose errors of calls that do not fit say how to call their methods."""
-
-    __slots__ = ()
-
-    def __init_subclass__(cls, lists: str = "") -> None:
-        """`lists` names a method that returns a list: `run.steps[-1]` says to call it."""
-        super().__init_subclass__()
-        for name, method in [*vars(cls).items()]:
-            is_public = name[0] != "_" and inspect.isfunction(method)
-            if name == lists:
-                setattr(cls, name, _Called(method))
-            elif is_public and not hasattr(method, "__wrapped__"):  # `takes` advises as well
-                setattr(cls, name, advised(method))
 
 
 _SERIES = by_name(

@@ -14,7 +14,7 @@ from treepack._src import dtypes as _dtypes
 from treepack._src.checkpoint.file import File, Tree, open, place_of
 from treepack._src.checkpoint.reader import LazyArray, Reader
 from treepack._src.checkpoint.sharded import unless_replaced
-from treepack._src.elsewhere import Unindexed, advised
+from treepack._src.elsewhere import Advising, advised
 from treepack._src.options import StorageOptions
 from treepack._src.printable import printable, shortened
 from treepack._src.pytree.prng import MARKER, is_key, on_host
@@ -31,7 +31,7 @@ _HEX = re.compile("[0-9a-f]{32}")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Digest(Unindexed):
+class Digest(Advising):
     """The digest of a tree, the result of `digest`; `str` returns its 32 hexadecimal digits.
 
     It equals a digest of the same leaves, and the string of these digits.

@@ -51,10 +51,9 @@ class Meeting:
         return index, count
 
     def listen(self) -> Preemption:
-        """Begins to notice SIGTERM; raises the errors of `Preemption.begin`."""
-        preemption = self.preemption = Preemption()
-        preemption.begin()
-        return preemption
+        """Begins to notice SIGTERM; raises the errors of `Preemption`."""
+        self.preemption = Preemption()
+        return self.preemption
 
     def _folder(self, name: object) -> str:
         self._place = self._place or f"{self._call}/{next(_meetings[self._call])}"

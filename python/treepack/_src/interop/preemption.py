@@ -17,24 +17,22 @@ from treepack.errors import TreepackError
 
 
 class Preemption:
-    """Notices the signal between `begin` and `end`.
+    """Notices the signal until `end`.
 
     Attributes:
       number: The number of the signal, if it was received.
     """
 
     def __init__(self) -> None:
-        self.number: int | None = None
-        self._before: Any = None
-        self._is_alone = _jax.processes()[1] == 1
-
-    def begin(self) -> None:
         """Begins to listen.
 
         Raises:
           ValueError: In another thread than the main one.
           TreepackError: If there are several processes, and jax has no preemption service.
         """
+        self.number: int | None = None
+        self._before: Any = None
+        self._is_alone = _jax.processes()[1] == 1
         if self._is_alone:
             if threading.current_thread() is not threading.main_thread():
                 raise ValueError(

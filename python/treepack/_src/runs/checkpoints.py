@@ -125,9 +125,10 @@ class Checkpoints:
 
     def is_gone(self, step: int, error: Exception) -> bool:
         """Returns whether a checkpoint that cannot be read was removed, or is being removed."""
+        if not Contents.is_damage(error):
+            return False
         entry = self.folder.numbered().get(step)
-        is_removed = entry is None or not entry.is_complete or isinstance(error, FileNotFoundError)
-        return is_removed and Contents.is_damage(error)
+        return entry is None or not entry.is_complete or isinstance(error, FileNotFoundError)
 
     def read(self, step: int, work: Callable[[Contents], T], **options: Any) -> T:
         """Calls a function with an open checkpoint; see `read`."""

@@ -65,10 +65,8 @@ class Names(frozenset[str]):
     @property
     def has_others(self) -> bool:
         """Whether some belong neither to a sharded checkpoint nor to a save."""
-        return not all(
-            name in (MANIFEST, LEASE) or _SHARD_FILE.fullmatch(name) or ".treepack-" in name
-            for name in self
-        )
+        others = (name for name in self if name != MANIFEST and ".treepack-" not in name)
+        return not Names(others).are_unfinished
 
 
 class Written(NamedTuple):
