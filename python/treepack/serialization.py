@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import Any, Literal, Unpack, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 
@@ -22,12 +22,13 @@ from treepack._src.options import (
     Buffer,
     Compress,
     DropInReading,
-    FileReadOptions,
-    FileWriteOptions,
     Opening,
     Progress,
+    Replicas,
+    StorageOptions,
     Strict,
     Template,
+    WriteOptions,
     Writing,
     check,
     check_compress,
@@ -74,6 +75,32 @@ MAX_CHUNK_SIZE: float = 2**30
 """The maximum size of a chunk in bytes; larger arrays are split into chunks."""
 
 Encoding.chunks = sys.modules[__name__]
+
+
+class FileWriteOptions(WriteOptions, total=False):
+    """The options of functions that write files; see `treepack.save`."""
+
+    progress: Progress
+    storage_options: StorageOptions
+
+
+class FileReadOptions(TypedDict, total=False):
+    """The options of `load_from_file`."""
+
+    strict: Strict
+    copy: bool | None
+    mmap: bool
+    max_size: int | None
+    threads: int | None
+    progress: Progress
+    storage_options: StorageOptions
+
+
+class RestoreOptions(FileReadOptions, total=False):
+    """The options of `treepack.checkpoints.restore_checkpoint` that flax lacks."""
+
+    replicas: Replicas
+    timeout: float
 
 
 def to_bytes(target: Any, *, align: int = 16, threads: int | None = None) -> bytes:

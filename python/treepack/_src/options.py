@@ -587,13 +587,6 @@ class WriteOptions(TypedDict, total=False):
     threads: int | None
 
 
-class FileWriteOptions(WriteOptions, total=False):
-    """Options of the functions of the drop-in that write files; see `save`."""
-
-    progress: Progress
-    storage_options: StorageOptions
-
-
 class StepOptions(WriteOptions, total=False):
     """The options of `Series.save`; see `save`."""
 
@@ -698,25 +691,6 @@ class LoadOptions(PartOptions, total=False):
     max_size: int | None
     expect: Any
     storage_options: StorageOptions
-
-
-class FileReadOptions(TypedDict, total=False):
-    """The options of `load_from_file`."""
-
-    strict: Strict
-    copy: bool | None
-    mmap: bool
-    max_size: int | None
-    threads: int | None
-    progress: Progress
-    storage_options: StorageOptions
-
-
-class RestoreOptions(FileReadOptions, total=False):
-    """The options of `restore_checkpoint` that flax lacks."""
-
-    replicas: Replicas
-    timeout: float
 
 
 def tell_from(tell: Tell, before: int, total: int) -> Tell:

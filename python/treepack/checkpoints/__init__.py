@@ -30,7 +30,7 @@ from typing import Any, Unpack
 from treepack import serialization
 from treepack._src.api.files import save
 from treepack._src.interop import jax as _jax
-from treepack._src.options import FileWriteOptions, RestoreOptions, StorageOptions, takes
+from treepack._src.options import StorageOptions, takes
 from treepack._src.saving.background import Saving
 from treepack._src.saving.sharded import is_distributed
 from treepack._src.storage.address import Location
@@ -54,6 +54,7 @@ from treepack.checkpoints._orbax import (
 from treepack.checkpoints._restoring import MP_ARRAY_PH, Restoring, is_checkpoint
 from treepack.checkpoints._retention import check_newest, tidy
 from treepack.errors import TreepackError
+from treepack.serialization import FileWriteOptions, RestoreOptions
 
 __all__ = [
     "COMMIT_SUCCESS_FILE",
