@@ -196,9 +196,12 @@ class Advising(Hinting):
     """Objects whose errors for an index, an iteration or a wrong call name a replacement."""
 
     def __init_subclass__(cls, lists: str = "") -> None:
-        """`lists` names a method that returns a list: `run.steps[-1]` says to call it."""
+        """Advises the methods of a class of treepack, not of one that a program derives from it.
+
+        `lists` names a method that returns a list: `run.steps[-1]` says to call it.
+        """
         super().__init_subclass__()
-        for name, method in [*vars(cls).items()]:
+        for name, method in [*vars(cls).items()] if Advising in cls.__bases__ else ():
             is_public = name[0] != "_" and inspect.isfunction(method)
             if name == lists:
                 setattr(cls, name, _Called(method))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from treepack._src import formats
-from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.printable import utc
 from treepack._src.runs.contents import Contents, read
 from treepack._src.runs.steps import CheckpointEntry, Folder
+from treepack._src.saving.directory import Names
 from treepack._src.storage.address import Address
 from treepack.errors import CorruptionError
 
@@ -96,10 +96,10 @@ def run_at(path: str, prefix: str | None = None) -> Run | None:
     folders = {begin: Folder.of(place, begin) for begin in begins}
     # A prefix may name a directory inside; prefixes of libraries do not.
     try:
-        names = {entry.name for entry in folders[begins[0]].directory.entries()}
+        names = Names([entry.name for entry in folders[begins[0]].directory.entries()])
     except NotADirectoryError:
         return None
-    if MANIFEST in names:
+    if names.are_sharded:
         return None
     for begin, folder in folders.items():
         is_run = any(folder.step(name) is not None for name in names)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self, TypeVar
 
 from treepack._src.checkpoint.sharded import unless_replaced
-from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.interop import jax as _jax
 from treepack._src.options import StorageOptions
 from treepack._src.printable import warn
@@ -192,7 +191,7 @@ class CheckpointEntry:
     @property
     def is_sharded(self) -> bool:
         """Whether it is a directory with a manifest."""
-        return self.is_directory and MANIFEST in self.names()
+        return self.is_directory and self.names().are_sharded
 
     @property
     def is_special(self) -> bool:
@@ -272,8 +271,7 @@ class Listing:
             path = path_of(name)
             try:
                 if name in directories:
-                    path.remove_files([MANIFEST])  # from here on it is no checkpoint
-                    path.remove()
+                    Directory.at(path).remove()
                 else:
                     self.folder.directory.remove_files([name])
             except PermissionError:

@@ -63,6 +63,11 @@ class Names(frozenset[str]):
         return all(name == LEASE or _SHARD_FILE.fullmatch(name) for name in self)
 
     @property
+    def are_sharded(self) -> bool:
+        """Whether they are of a sharded checkpoint."""
+        return MANIFEST in self
+
+    @property
     def has_others(self) -> bool:
         """Whether some belong neither to a sharded checkpoint nor to a save."""
         others = (name for name in self if name != MANIFEST and ".treepack-" not in name)
@@ -168,6 +173,11 @@ class Directory(abc.ABC):
           BusyError: If another job holds the lease.
         """
         yield self.check  # in a store the owner is unknown
+
+    def remove(self) -> None:
+        """Removes the directory: from the removal of its manifest on, it is no checkpoint."""
+        self._path.remove_files([MANIFEST])
+        self._path.remove()
 
     @abc.abstractmethod
     def remove_unfinished(self) -> None:
