@@ -18,6 +18,7 @@ from treepack._src.interop.preemption import Preemption
 from treepack.errors import CorruptionError, OthersError
 
 T = TypeVar("T")
+IsError = Callable[[BaseException], bool]
 
 # The numbers of meetings by call; all processes begin those of a call in the same order.
 _meetings: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
@@ -33,12 +34,7 @@ class Meeting:
       preemption: Notices SIGTERM, which ends all processes; `None` unless `listen` was called.
     """
 
-    def __init__(
-        self,
-        call: str,
-        timeout: float,
-        is_damage: Callable[[BaseException], bool] = lambda error: False,
-    ):
+    def __init__(self, call: str, timeout: float, is_damage: IsError = lambda _: False):
         """`is_damage` returns whether another task may succeed after an error."""
         self._call, self._timeout, self._is_damage = call, timeout, is_damage
         self._place, self._rounds = "", itertools.count()

@@ -291,13 +291,11 @@ class Opened(NamedTuple):
           TreepackError: If gzip contains more than `max_size` bytes.
           IsADirectoryError: If it is a directory, which may be a sharded checkpoint.
         """
-        content, blocks = _raw(source, mmap, regular)
-        if content.nbytes == 0 and not salvage and isinstance(source, Address):
+        opened = cls.raw(source, mmap, regular)
+        if opened.nbytes == 0 and not salvage and isinstance(source, Address):
             raise _empty()
-        if salvage or core.is_compressed(content):
-            opened = _inflated_parts(content, blocks, salvage, max_size)
-        else:
-            opened = cls(content, blocks=blocks, nbytes=content.nbytes)
+        if salvage or core.is_compressed(opened.content):
+            opened = opened.inflating(salvage, max_size)
         if not join or not core.is_patch(opened.content):
             return opened
         opening = Opening(base=base, max_size=max_size)
@@ -308,9 +306,20 @@ class Opened(NamedTuple):
         return cls(content, damage, content.nbytes, nbytes=opened.nbytes, is_patch=True)
 
     @classmethod
-    def raw(cls, source: Openable) -> Opened:
-        """Opens a file or buffer without decompressing it."""
-        content, blocks = _raw(source)
+    def raw(cls, source: Openable, mmap: bool = True, regular: bool = False) -> Opened:
+        """Opens a file or buffer without decompressing it; see `of`."""
+        blocks = None
+        if isinstance(source, Address) and source.url is not None:
+            content, blocks = _remote.remote(source.url)
+        elif isinstance(source, Address):
+            content = _local_content(source, mmap, regular=regular)
+        elif isinstance(source, core.Content):
+            content = source
+        elif _is_file_object(source):
+            content, blocks = _of_file_object(source)
+        else:
+            check_data(source)
+            content = core.Content.lent(source)
         return cls(content, blocks=blocks, nbytes=content.nbytes)
 
     @classmethod
@@ -350,6 +359,38 @@ class Opened(NamedTuple):
         except (TreepackError, OSError):
             return None
 
+    def inflating(self, salvage: bool, max_size: int | None) -> Opened:
+        """Returns raw data decompressed if they are gzip, in parts where possible; see `of`."""
+        content = self.content
+        if salvage and (mended := content.mended(max_size=max_size)) is not None:
+            return Opened(mended, _DAMAGED_HEADER, mended.nbytes, self.blocks, self.nbytes)
+        # Of a damaged file, the same is salvaged here and elsewhere.
+        if not core.is_compressed(content, by_start=salvage):
+            return self
+        indexed = content.indexed(max_size=max_size)
+        if indexed is not None:
+            return Opened(indexed, None, indexed.nbytes, self.blocks, self.nbytes)
+        damage = _DAMAGED_INDEX if content.has_traces_of_index() else None
+        if salvage:
+            salvaged, cut = content.salvage(max_size=max_size)
+            return Opened(salvaged, cut or damage, salvaged.nbytes, nbytes=self.nbytes)
+        if self.nbytes > _SMALL_BYTES:
+            if damage is not None:
+                raise GzipCorruptionError(
+                    f"{damage}, so the file cannot be read in parts: load it whole, and save it "
+                    "again"
+                )
+            if content.read_range(0, 2) != _GZIP:  # numbers, which always have an index
+                raise GzipCorruptionError("the index of the compressed blocks is missing")
+            if self.nbytes <= _CHECKED_BYTES:
+                self.check_gzip()
+            raise NoIndexError(
+                "this gzip file has no index, so it cannot be read in parts: load it whole, or "
+                "convert it with `treepack convert` or gunzip"
+            )
+        decompressed = content.inflate(max_size=max_size, threads=None, progress=None)
+        return Opened(decompressed, damage, decompressed.nbytes, nbytes=self.nbytes)
+
     def file(self) -> io.BufferedReader:
         """Returns a file object of the content."""
         return io.BufferedReader(_Raw(self.content))
@@ -386,54 +427,6 @@ class Opened(NamedTuple):
             raise GzipTruncatedError(str(error)) from error
         except (zlib.error, gzip.BadGzipFile) as error:
             raise GzipCorruptionError(str(error)) from error
-
-
-def _inflated_parts(
-    content: core.Content, blocks: Blocks | None, salvage: bool, max_size: int | None
-) -> Opened:
-    if salvage and (mended := content.mended(max_size=max_size)) is not None:
-        return Opened(mended, _DAMAGED_HEADER, mended.nbytes, blocks, content.nbytes)
-    # Of a damaged file, the same is salvaged here and elsewhere.
-    if not core.is_compressed(content, by_start=salvage):
-        return Opened(content, blocks=blocks, nbytes=content.nbytes)
-    indexed = content.indexed(max_size=max_size)
-    if indexed is not None:
-        return Opened(indexed, None, indexed.nbytes, blocks, content.nbytes)
-    damage = _DAMAGED_INDEX if content.has_traces_of_index() else None
-    if salvage:
-        salvaged, cut = content.salvage(max_size=max_size)
-        return Opened(salvaged, cut or damage, salvaged.nbytes, nbytes=content.nbytes)
-    if content.nbytes > _SMALL_BYTES:
-        if damage is not None:
-            raise GzipCorruptionError(
-                f"{damage}, so the file cannot be read in parts: load it whole, and save it again"
-            )
-        if content.read_range(0, 2) != _GZIP:  # numbers, which always have an index
-            raise GzipCorruptionError("the index of the compressed blocks is missing")
-        if content.nbytes <= _CHECKED_BYTES:
-            Opened(content).check_gzip()
-        raise NoIndexError(
-            "this gzip file has no index, so it cannot be read in parts: load it whole, or "
-            "convert it with `treepack convert` or gunzip"
-        )
-    decompressed = content.inflate(max_size=max_size, threads=None, progress=None)
-    return Opened(decompressed, damage, decompressed.nbytes, nbytes=content.nbytes)
-
-
-def _raw(
-    source: Openable, mmap: bool = True, regular: bool = False
-) -> tuple[core.Content, Blocks | None]:
-    """Returns the raw bytes of a file or buffer, and the blocks that read remote ones."""
-    if isinstance(source, Address):
-        if source.url is not None:
-            return _remote.remote(source.url)
-        return _local_content(source, mmap, regular=regular), None
-    if isinstance(source, core.Content):
-        return source, None
-    if _is_file_object(source):
-        return _of_file_object(source)
-    check_data(source)
-    return core.Content.lent(source), None
 
 
 def check_data(source: Any) -> None:
