@@ -342,7 +342,7 @@ class OneByOne(Executor):
         abandon: Callable[[BaseException], object] | None = None,
     ) -> None:
         try:
-            _under_way[future] = self._resolved()
+            _under_way[future] = self._place or self._resolved()
             if waits:
                 self.wait(future)
             if at_once:
