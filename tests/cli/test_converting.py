@@ -21,7 +21,6 @@ import safetensors.numpy
 import treepack.__main__
 from commands import TREE, call, refused
 from treepack import CorruptionError, TreepackError, serialization
-from treepack._src.checkpoint.file import place_of, value_at
 from treepack._src.formats.safetensors.header import SAFETENSORS
 from trees import ML_DTYPES
 
@@ -187,7 +186,8 @@ def test_npz_has_no_dtypes_of_ml_dtypes(folder: Path, dtype: Any) -> None:
 def damage(path: Path, leaf: str) -> None:
     """Changes the last bit of a leaf in a file."""
     with treepack.open(path) as file:
-        end = place_of(file).catalog.leaf(value_at(file, leaf))[3]
+        place = file._at(leaf)
+        end = place.catalog.leaf(place.value)[3]
     data = bytearray(path.read_bytes())
     data[end - 1] ^= 1
     path.unlink()  # which jax may have mapped

@@ -18,7 +18,7 @@ from treepack._src import formats
 from treepack._src import paths as _paths
 from treepack._src.api.streams import read_stream
 from treepack._src.calls import mode_of
-from treepack._src.checkpoint.file import File, in_layout, open, place_of
+from treepack._src.checkpoint.file import File, open
 from treepack._src.checkpoint.laid import layout_of
 from treepack._src.checkpoint.reader import Reader
 from treepack._src.formats import SEPARATOR
@@ -63,7 +63,7 @@ def open_anything(
     if mapping is None:
         return file
     with naming(source):
-        return in_layout(file, mapping)
+        return file._in_layout(mapping)
 
 
 def _opened(
@@ -88,7 +88,7 @@ def _opened(
             max_size=max_size, progress=progress, base=base_of(base, max_size=max_size)
         )
         file = open(content_of(place, opening), max_size=max_size, unknown="dict")
-    reader = place_of(file).reader
+    reader = file._at().reader
     reader.given, reader.base = place, base
     return file
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Never, Unpack
 
 import treepack._core as core
-from treepack._src.checkpoint.load import restore_described, restore_message
 from treepack._src.checkpoint.select import chosen
+from treepack._src.checkpoint.whole import restore_described, restore_message
 from treepack._src.elsewhere import advised, unknown_option
 from treepack._src.options import (
     SMALL,

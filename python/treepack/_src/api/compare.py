@@ -12,7 +12,7 @@ import numpy as np
 
 from treepack._src import dtypes as _dtypes
 from treepack._src.api.bytes import dumps
-from treepack._src.checkpoint.file import Tree, in_layout, open, place_of
+from treepack._src.checkpoint.file import Tree, open
 from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.checkpoint.statistics import pairs
 from treepack._src.elsewhere import Hinting, advised
@@ -150,8 +150,8 @@ def diff(
         differences = Differences()
         if mapping is not None:
             original = left
-            left = in_layout(left, mapping, {path: Leaf.of(leaf) for path, leaf in theirs.items()})
-            reader: Any = place_of(left).reader
+            left = left._in_layout(mapping, {path: Leaf.of(leaf) for path, leaf in theirs.items()})
+            reader: Any = left._at().reader
             for path in reader.unexpected():  # another leaf has its path
                 unused = f"{_kind(original[path])}, which no rule takes"
                 differences.append(Difference(path, "only in the first", unused))
@@ -182,7 +182,7 @@ def _changes(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Chan
 
 
 def _static(one: Tree, other: Tree) -> Iterator[Difference]:
-    (reader, value, _), (other_reader, other_value, _) = place_of(one), place_of(other)
+    (reader, value, _), (other_reader, other_value, _) = one._at(), other._at()
     for opened in (reader, other_reader):
         if not opened.has_types or (opened.salvages and opened.damaged_record() is not None):
             return

@@ -11,7 +11,7 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
-from treepack._src.checkpoint.file import File, Tree, open, place_of
+from treepack._src.checkpoint.file import File, Tree, open
 from treepack._src.checkpoint.reader import LazyArray, Reader
 from treepack._src.checkpoint.sharded import unless_replaced
 from treepack._src.elsewhere import Advising, advised
@@ -140,7 +140,7 @@ def digest_of(tree: Tree, threads: int | None, *, is_stored: bool = False) -> Di
 
     With `is_stored`, digests that its files store are not computed again.
     """
-    with naming(place_of(tree).reader.given):
+    with naming(tree._at().reader.given):
         heads: dict[str, tuple[bytes, int]] = {}
         digests: dict[str, bytes] = {}
         together: dict[str, LazyArray] = {}

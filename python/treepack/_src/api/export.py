@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from treepack._src import paths as _paths
 from treepack._src.api.files import save
-from treepack._src.checkpoint.load import restore_described
+from treepack._src.checkpoint.whole import restore_described
 from treepack._src.interop import jax as _jax
 from treepack._src.options import (
     Arrays,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 from collections.abc import Iterator, Mapping
@@ -12,13 +11,9 @@ from treepack._src import formats
 from treepack._src.api import digest as _digest
 from treepack._src.api.streams import spooled
 from treepack._src.checkpoint.file import File, Tree
-from treepack._src.checkpoint.load import load_part, restore_described
-from treepack._src.checkpoint.opening import open_reader
-from treepack._src.checkpoint.placement import sharing
-from treepack._src.checkpoint.reader import Place
+from treepack._src.checkpoint.load import load_file
+from treepack._src.checkpoint.reader import Reader
 from treepack._src.checkpoint.select import chosen
-from treepack._src.checkpoint.sharded import unless_replaced
-from treepack._src.checkpoint.shards import warn_of_part
 from treepack._src.formats import SEPARATOR, Format, Leaves, Write
 from treepack._src.formats.exchange import Alone, exchange_of, room_of
 from treepack._src.formats.named import named, nested
@@ -46,9 +41,8 @@ from treepack._src.saving.layout import Encoding, base_of
 from treepack._src.saving.mapped import mapped_leaves
 from treepack._src.saving.sharded import is_distributed
 from treepack._src.storage.address import Address, Location
-from treepack._src.storage.content import Openable, content_of, is_source
-from treepack._src.storage.naming import naming
-from treepack.errors import DecodeError, TreepackError
+from treepack._src.storage.content import Openable, is_source
+from treepack.errors import TreepackError
 
 
 @overload
@@ -580,47 +574,11 @@ def load(
         opening.base = base_of(base, max_size=opening.max_size, salvage=salvage)
     expected = None if opening.expect is None else _digest.checked(opening.expect)
     path = Address.or_data(path, options.get("storage_options"))
-    warn_of_part(path)
-    is_directory = False
+    compare = None
+    if expected is not None:
 
-    def attempt() -> Any:
-        nonlocal is_directory
-        with sharing(target, reading, together) as group:
-            source = path
-            is_other = is_directory or formats.of_suffix(path) is not None
-            if selection.is_whole and not is_other and expected is None:
-                try:
-                    source = content_of(path, opening)
-                except IsADirectoryError:
-                    is_directory = True  # a sharded checkpoint, or no checkpoint
-                else:
-                    try:
-                        return restore_described(source, target, reading)
-                    except DecodeError:
-                        if formats.of_content(source) is None:
-                            raise
-            is_compared = expected is not None or (selection.verifies and selection.select is None)
-            if is_compared and not is_other:
-                try:  # once, so that exactly the compared bytes are loaded
-                    if isinstance(path, Address):
-                        source = path.downloaded(opening.progress)
-                except IsADirectoryError:
-                    is_directory = True
-            reader = open_reader(
-                source,
-                is_directory=is_directory,
-                salvage=salvage,
-                mmap=opening.mmap,
-                max_size=opening.max_size,
-                base=opening.base,
-                place=path,
-            )
-            reader.given = path
-            with contextlib.closing(reader):
-                if expected is not None:
-                    found = _digest.digest_of(File(reader), opening.threads)
-                    _digest.compare(found, expected)
-                return load_part(Place(reader, 0, []), target, selection, reading, group)
+        def compare(reader: Reader) -> None:
+            found = _digest.digest_of(File(reader), opening.threads)
+            _digest.compare(found, expected)
 
-    with naming(path):
-        return unless_replaced(attempt)
+    return load_file(path, target, selection, reading, together, opening, compare)

@@ -13,11 +13,12 @@ from treepack._src import dtypes as _dtypes
 from treepack._src import formats
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.info import Info, levels, totals
-from treepack._src.checkpoint.load import load_part, warn_of_unused
+from treepack._src.checkpoint.load import load_part
 from treepack._src.checkpoint.mapped import MappedReader
 from treepack._src.checkpoint.opening import open_reader
 from treepack._src.checkpoint.placement import sharing
 from treepack._src.checkpoint.reader import Place, Reader, dtype_and_shape
+from treepack._src.checkpoint.whole import warn_of_unused
 from treepack._src.elsewhere import Hinting, advised, read_only, unknown_option
 from treepack._src.mapping.leaves import Leaf
 from treepack._src.mapping.plan import Fault
@@ -256,13 +257,51 @@ class Tree(Hinting, Mapping[str, Any]):
                 continue
             yield path, leaf
 
+    def _value_at(self, path: Any) -> int:
+        """Returns the number of the value at a path, as `__getitem__` finds it.
+
+        Raises:
+          MissingPathError: If the file has no value at the path.
+        """
+        parts = _paths.parts(path)
+        value = self._catalog.find(parts, self._place.value)
+        return self._find_literally(path, parts)[0] if value is None else value
+
+    def _at(self, path: str = _paths.ROOT) -> Place:
+        """Returns the place of the value at a path, by the keys of the file.
+
+        Raises:
+          MissingPathError: If the file has no value at the path.
+        """
+        place = self._place
+        if path == _paths.ROOT:
+            return place
+        value = self._value_at(path)
+        return place.below(value, _paths.parts(place.catalog.path_of(value, place.value)))
+
+    def _in_layout(self, mapping: Any, template: Mapping[str, Leaf] | None = None) -> File:
+        """Returns the file in the layout of a `Mapping`.
+
+        Args:
+          mapping: The mapping, or its rules.
+          template: The leaves of a tree of that layout, for the sizes of axes.
+
+        Raises:
+          TreepackError: If the mapping does not fit the file.
+        """
+        reader = MappedReader(self._place, RuleSet.of(mapping), template)
+        # A leaf that only the template has is a difference, not a fault of the mapping.
+        if faults := [fault for fault in reader.plan.faults if not fault.is_missing]:
+            raise Fault.error(faults)
+        return File(reader, getattr(self, "_unknown", "error"))
+
     def info(self, path: Any = ".") -> Info:
         """Describes the leaf or container at a path, by default this one, without reading it.
 
         Raises:
           MissingPathError: A KeyError, if the file has no value at the path.
         """
-        value = self._place.value if path == _paths.ROOT else value_at(self, path)
+        value = self._place.value if path == _paths.ROOT else self._value_at(path)
         return Info.at(self._place.reader, value, _paths.text(_paths.parts(path)))
 
     @advised
@@ -454,22 +493,6 @@ class _Keys(KeysView[str]):
         return f"KeysView([{shortened((repr(path_end(key)) for key in self), len(self))}])"
 
 
-def place_of(tree: Tree) -> Place:
-    """Returns the place of a tree."""
-    return tree._place
-
-
-def value_at(tree: Tree, path: str) -> int:
-    """Returns the number of the value at a path, as `Tree.__getitem__` finds it.
-
-    Raises:
-      MissingPathError: If the file has no value at the path.
-    """
-    parts = _paths.parts(path)
-    value = tree._catalog.find(parts, tree._place.value)
-    return tree._find_literally(path, parts)[0] if value is None else value
-
-
 class File(Tree):
     """An open file, the result of `open`: a `Tree` and a context manager.
 
@@ -658,25 +681,7 @@ def open(
             source, salvage="alone" if salvage else False, mmap=mmap, max_size=max_size
         )
         file = File(reader, unknown)
-        return file if mapping is None else in_layout(file, mapping)
+        return file if mapping is None else file._in_layout(mapping)
     except Exception as error:
         naming(source).add_to(error)
         raise
-
-
-def in_layout(tree: Tree, mapping: Any, template: Mapping[str, Leaf] | None = None) -> File:
-    """Returns an open file, or a part of it, in the layout of a `Mapping`.
-
-    Args:
-      tree: The file.
-      mapping: The mapping, or its rules.
-      template: The leaves of a tree of that layout, for the sizes of axes.
-
-    Raises:
-      TreepackError: If the mapping does not fit the file.
-    """
-    reader = MappedReader(tree._place, RuleSet.of(mapping), template)
-    # Whatever the template has, and the file lacks, is a difference, not a fault of the mapping.
-    if faults := [fault for fault in reader.plan.faults if not fault.is_missing]:
-        raise Fault.error(faults)
-    return File(reader, getattr(tree, "_unknown", "error"))

@@ -9,35 +9,41 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import treepack._core as core
+from treepack._src import formats
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.casting import cast_floats
 from treepack._src.checkpoint.mapped import MappedReader, mapped
-from treepack._src.checkpoint.placement import converter, device_leaves
-from treepack._src.checkpoint.reader import Place, StayLazy, lacking
+from treepack._src.checkpoint.opening import open_reader
+from treepack._src.checkpoint.placement import converter, sharing
+from treepack._src.checkpoint.reader import Place, Reader, StayLazy, lacking
 from treepack._src.checkpoint.replicas import Together
 from treepack._src.checkpoint.select import Selector, compiled
+from treepack._src.checkpoint.sharded import unless_replaced
+from treepack._src.checkpoint.shards import warn_of_part
+from treepack._src.checkpoint.whole import noticed, restore_described
 from treepack._src.interop import jax as _jax
 from treepack._src.mapping.plan import Fault
 from treepack._src.options import (
-    Buffer,
-    BytesReading,
+    Opening,
     Reading,
     Selection,
+    Sharing,
     Status,
     Unexpected,
     progress_bar,
 )
 from treepack._src.paths import Room, Trail
-from treepack._src.printable import printable, shortened, warn
+from treepack._src.printable import printable, warn
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.pytree.state_dict import leaf_paths, leaves_of
 from treepack._src.registry.code import check_is_tree
-from treepack._src.registry.lookups import Lookups
 from treepack._src.restore.compare import signature
-from treepack._src.restore.record import assembled, rebuilt
+from treepack._src.restore.record import assembled
 from treepack._src.restore.report import ABSENT, Coverage
-from treepack._src.restore.template import restore_encoded, restore_part
-from treepack._src.storage.content import content_of
+from treepack._src.restore.template import restore_part
+from treepack._src.storage.address import Address
+from treepack._src.storage.content import Openable, content_of
+from treepack._src.storage.naming import naming
 from treepack.errors import (
     CorruptionError,
     DecodeError,
@@ -46,6 +52,63 @@ from treepack.errors import (
     TreepackError,
     UnsummedError,
 )
+
+
+def load_file(
+    path: Openable,
+    target: Any,
+    selection: Selection,
+    reading: Reading,
+    together: Sharing,
+    opening: Opening,
+    compare: Callable[[Reader], None] | None = None,
+) -> Any:
+    """Loads a file, a directory or data; again from the start if it is replaced meanwhile.
+
+    `compare` raises an error for a file of other values. For errors see `treepack.load`.
+    """
+    warn_of_part(path)
+    is_directory = False
+
+    def attempt() -> Any:
+        nonlocal is_directory
+        with sharing(target, reading, together) as group:
+            source = path
+            is_other = is_directory or formats.of_suffix(path) is not None
+            if selection.is_whole and not is_other and compare is None:
+                try:
+                    source = content_of(path, opening)
+                except IsADirectoryError:
+                    is_directory = True  # a sharded checkpoint, or no checkpoint
+                else:
+                    try:
+                        return restore_described(source, target, reading)
+                    except DecodeError:
+                        if formats.of_content(source) is None:
+                            raise
+            is_compared = compare is not None or (selection.verifies and selection.select is None)
+            if is_compared and not is_other and isinstance(path, Address):
+                try:  # once, so that exactly the compared bytes are loaded
+                    source = path.downloaded(opening.progress)
+                except IsADirectoryError:
+                    is_directory = True
+            reader = open_reader(
+                source,
+                is_directory=is_directory,
+                salvage=selection.on_corrupt == "skip",
+                mmap=opening.mmap,
+                max_size=opening.max_size,
+                base=opening.base,
+                place=path,
+            )
+            reader.given = path
+            with contextlib.closing(reader):
+                if compare is not None:
+                    compare(reader)
+                return load_part(Place(reader, 0, []), target, selection, reading, group)
+
+    with naming(path):
+        return unless_replaced(attempt)
 
 
 def load_part(
@@ -498,91 +561,8 @@ def _part(
     is_whole = selection.select is None and selection.exclude is None
     try:
         tree = built(reading)
-        return _noticed(tree, reading) if is_whole else tree
+        return noticed(tree, reading) if is_whole else tree
     except HoleError:  # there are no unregistered types, which would be raised first
         if is_whole:
             raise
     return built(dataclasses.replace(reading, unknown="dict"))
-
-
-def restore_described(
-    data: Buffer | core.Content,
-    target: Any,
-    reading: Reading,
-    *,
-    base: Any = None,
-) -> Any:
-    """Restores a tree from the bytes of its file, as `load` does, or of a patch of a base."""
-    held = device_leaves(base, reading.unchanged) if isinstance(reading, BytesReading) else {}
-    convert = converter(reading, may_change=not isinstance(data, (bytes, core.Content)), held=held)
-    return _converted(data, target, reading, convert)
-
-
-_Convert = Callable[[list[Any]], list[Any]]
-
-
-def restore_message(data: bytes, target: Any, options: Mapping[str, Any]) -> Any:
-    """Restores a tree from bytes with options of `SMALL`, as `loads` does."""
-    try:
-        reading, convert = _prepared(**options)
-    except TypeError:  # a value is not hashable, or of another type
-        reading = BytesReading.of(options)
-        convert = converter(reading)
-    return _converted(content_of(data, reading, is_bytes=True), target, reading, convert)
-
-
-@functools.lru_cache(maxsize=64, typed=True)  # to check them takes most of the time of a message
-def _prepared(**options: Any) -> tuple[BytesReading, _Convert | None]:
-    reading = BytesReading.of(options)
-    return reading, converter(reading)
-
-
-def _converted(
-    data: Buffer | core.Content, target: Any, reading: Reading, convert: _Convert | None
-) -> Any:
-    """Restores a tree with the result of `converter`."""
-    reading.check(target)
-    if target is not None:
-        check_is_tree(target)
-        return restore_encoded(target, data, reading, convert=convert)
-    if reading.dtype is None:  # casting requires a state
-        restored = core.restore_recorded(
-            data,
-            reading.copy,
-            reading.threads,
-            convert=convert,
-            everywhere=convert is not None and reading.everywhere,
-            unknown_as_dict=reading.unknown == "dict",
-            plain=reading.containers == "plain",
-            static=reading.static,
-        )
-        if restored is not None:
-            return restored[0] if reading.static is None else _noticed(restored[0], reading)
-    tree = rebuilt(
-        data, reading, convert, lambda state: cast_floats(state, reading, lambda _: None)
-    )
-    return _noticed(tree, reading)
-
-
-def _noticed(tree: Any, reading: Reading) -> Any:
-    """Returns a whole tree, and warns of values of `static=` that it has no place for."""
-    if reading.static is not None and reading.containers == "saved":
-        warn_of_unused(reading.static, tree)
-    return tree
-
-
-def warn_of_unused(static: Any, tree: Any) -> None:
-    """Warns of paths in a dict of `static=` at which a loaded tree has nothing, perhaps typos."""
-    lookups = Lookups([], static, unknown_as_dict=False, is_part=False)
-    ours, theirs = map(kind_of, (static, tree))
-    if not isinstance(static, Mapping) and theirs is not None and static is not None:
-        if ours is None or not (ours.children(static).keys() & theirs.children(tree).keys()):
-            warn(
-                f"static= is a {type(static).__name__}, unlike the tree: pass a dict by path, such "
-                "as {'tx': optimizer}, or a tree like the saved one"
-            )
-        return
-    unused = [_paths.text(parts) for parts in lookups.values if not lookups.reaches(tree, parts)]
-    if unused:
-        paths = shortened((printable(path) for path in unused), len(unused))
-        warn(f"static= has values for {paths}, where the tree has nothing: correct or remove them")

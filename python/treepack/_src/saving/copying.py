@@ -19,7 +19,7 @@ import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.arrays.deferred import Computed, Deferred, elements_of
-from treepack._src.checkpoint.file import File, Tree, place_of, value_at
+from treepack._src.checkpoint.file import File, Tree
 from treepack._src.checkpoint.reader import Place, Reader
 from treepack._src.checkpoint.select import chosen, ends_of
 from treepack._src.formats import Format, Leaves
@@ -85,10 +85,7 @@ class Copy(NamedTuple):
     @classmethod
     def of(cls, tree: Tree, path: str = _paths.ROOT, progress: Progress = None) -> Copy:
         """Returns the content at a path; of a file that is open for salvage, the intact leaves."""
-        place = place_of(tree)
-        if path != _paths.ROOT:
-            value = value_at(tree, path)
-            place = place.below(value, _paths.parts(place.catalog.path_of(value, place.value)))
+        place = tree._at(path)
         with naming(place.reader.given):
             if place.reader.salvages and not place.value:
                 return _salvaged(tree, place, progress)

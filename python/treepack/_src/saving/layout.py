@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import treepack._core as core
 from treepack._src import paths as _paths
-from treepack._src.checkpoint.file import File, Tree, place_of
+from treepack._src.checkpoint.file import File, Tree
 from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.options import Saved, Static, Writing
 from treepack._src.printable import short_repr, warn
@@ -51,7 +51,7 @@ def base_of(
     if isinstance(base, (bytes, bytearray, memoryview, mmap.mmap, Address)):
         return Opened.base(base, max_size, salvage=salvage)
     if isinstance(base, File):
-        reader = place_of(base).reader
+        reader = base._at().reader
         with naming(reader.given):
             if reader.is_patch:
                 raise not_a_base("a patch itself")

@@ -1,0 +1,103 @@
+"""Restores whole encodings, of files and messages, in one walk."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import treepack._core as core
+from treepack._src import paths as _paths
+from treepack._src.checkpoint.casting import cast_floats
+from treepack._src.checkpoint.placement import converter, device_leaves
+from treepack._src.options import Buffer, BytesReading, Reading
+from treepack._src.printable import printable, shortened, warn
+from treepack._src.pytree.kinds import kind_of
+from treepack._src.registry.code import check_is_tree
+from treepack._src.registry.lookups import Lookups
+from treepack._src.restore.record import rebuilt
+from treepack._src.restore.template import restore_encoded
+from treepack._src.storage.content import content_of
+
+
+def restore_described(
+    data: Buffer | core.Content,
+    target: Any,
+    reading: Reading,
+    *,
+    base: Any = None,
+) -> Any:
+    """Restores a tree from the bytes of its file, as `load` does, or of a patch of a base."""
+    held = device_leaves(base, reading.unchanged) if isinstance(reading, BytesReading) else {}
+    convert = converter(reading, may_change=not isinstance(data, (bytes, core.Content)), held=held)
+    return _converted(data, target, reading, convert)
+
+
+_Convert = Callable[[list[Any]], list[Any]]
+
+
+def restore_message(data: bytes, target: Any, options: Mapping[str, Any]) -> Any:
+    """Restores a tree from bytes with options of `SMALL`, as `loads` does."""
+    try:
+        reading, convert = _prepared(**options)
+    except TypeError:  # a value is not hashable, or of another type
+        reading = BytesReading.of(options)
+        convert = converter(reading)
+    return _converted(content_of(data, reading, is_bytes=True), target, reading, convert)
+
+
+@functools.lru_cache(maxsize=64, typed=True)  # to check them takes most of the time of a message
+def _prepared(**options: Any) -> tuple[BytesReading, _Convert | None]:
+    reading = BytesReading.of(options)
+    return reading, converter(reading)
+
+
+def _converted(
+    data: Buffer | core.Content, target: Any, reading: Reading, convert: _Convert | None
+) -> Any:
+    """Restores a tree with the result of `converter`."""
+    reading.check(target)
+    if target is not None:
+        check_is_tree(target)
+        return restore_encoded(target, data, reading, convert=convert)
+    if reading.dtype is None:  # casting requires a state
+        restored = core.restore_recorded(
+            data,
+            reading.copy,
+            reading.threads,
+            convert=convert,
+            everywhere=convert is not None and reading.everywhere,
+            unknown_as_dict=reading.unknown == "dict",
+            plain=reading.containers == "plain",
+            static=reading.static,
+        )
+        if restored is not None:
+            return restored[0] if reading.static is None else noticed(restored[0], reading)
+    tree = rebuilt(
+        data, reading, convert, lambda state: cast_floats(state, reading, lambda _: None)
+    )
+    return noticed(tree, reading)
+
+
+def noticed(tree: Any, reading: Reading) -> Any:
+    """Returns a whole tree, and warns of values of `static=` that it has no place for."""
+    if reading.static is not None and reading.containers == "saved":
+        warn_of_unused(reading.static, tree)
+    return tree
+
+
+def warn_of_unused(static: Any, tree: Any) -> None:
+    """Warns of paths in a dict of `static=` at which a loaded tree has nothing, perhaps typos."""
+    lookups = Lookups([], static, unknown_as_dict=False, is_part=False)
+    ours, theirs = map(kind_of, (static, tree))
+    if not isinstance(static, Mapping) and theirs is not None and static is not None:
+        if ours is None or not (ours.children(static).keys() & theirs.children(tree).keys()):
+            warn(
+                f"static= is a {type(static).__name__}, unlike the tree: pass a dict by path, such "
+                "as {'tx': optimizer}, or a tree like the saved one"
+            )
+        return
+    unused = [_paths.text(parts) for parts in lookups.values if not lookups.reaches(tree, parts)]
+    if unused:
+        paths = shortened((printable(path) for path in unused), len(unused))
+        warn(f"static= has values for {paths}, where the tree has nothing: correct or remove them")
