@@ -128,7 +128,7 @@ def to_bytes(target: Any, *, align: int = 16, threads: int | None = None) -> byt
       >>> treepack.serialization.from_bytes(params, treepack.serialization.to_bytes(params))
       {'w': array([0., 1., 2.])}
     """
-    return Encoding(align, joined=True).state(target).to_bytes(threads=threads)
+    return Encoding(align=align, joined=True).state(target).to_bytes(threads=threads)
 
 
 def from_bytes(
@@ -201,7 +201,7 @@ def msgpack_serialize(
       ...     serialization.msgpack_serialize({"b": [1, 2.5], "a": None}))
       {'a': None, 'b': [1, 2.5]}
     """
-    encoding = Encoding(align, sort_keys=not in_place, joined=True)
+    encoding = Encoding(align=align, sort_keys=not in_place, joined=True)
     return encoding.plain(pytree).to_bytes(threads=threads)
 
 
@@ -315,7 +315,7 @@ def save_to_file(
     check("background", background)
     saves = OneByOne(place)
     saves.wait()
-    encoding = Encoding(writing.align, snapshot=background)
+    encoding = Encoding(align=writing.align, snapshot=background)
     if not background:
         place.save(encoding.state(target), writing, progress)
         return None
@@ -492,7 +492,7 @@ def to_compressed_bytes(
       [1, 2]
     """
     _check_is_compressed(compress, level)
-    layout, numbers = Encoding(align).state(target), compress == "numbers"
+    layout, numbers = Encoding(align=align).state(target), compress == "numbers"
     with progress_bar(progress, "compress") as tell:
         return layout.to_gzip(level, numbers=numbers, threads=threads, progress=tell)
 

@@ -757,7 +757,7 @@ def many_files(path: Path, rows: np.ndarray) -> None:
         with treepack.open(file) as opened:
             record = zlib.crc32(opened._catalog.record or b"")
         files.append((file.name, file.stat().st_size, record))
-    whole = Encoding(1, index=True, hollow=True).tree({"w": rows})
+    whole = Encoding(align=1, index=True, hollow=True).tree({"w": rows})
     holders = [[at] for at in range(len(rows))]
     plan = core.ShardPlan([([len(rows), 1], 0, 1, False)], [holders])
     data = core.Manifest.planned(whole, plan).with_files(files)

@@ -164,7 +164,7 @@ def make(path: Path, *, compress: Compress) -> None:
         "layers": [array * k for k in range(3)],
         "rest": {"step": 3, "none": None, "text": "x" * 50, "empty": {}, "bytes": b"abc", "z": 2j},
     }
-    whole = Encoding(1, index=True, hollow=True).tree(tree, {"step": 3})
+    whole = Encoding(align=1, index=True, hollow=True).tree(tree, {"step": 3})
     parts: list[Any] = [{}, {}]
     grids = []
     for leaf in whole.hollow:

@@ -92,7 +92,9 @@ def dumps(
     tree = chosen(tree, select, exclude)
     held = None if base is None else base_of(base, static)
     joined = not compress and base is None
-    layout = Encoding(align, joined=joined, base=held, threads=threads).tree(tree, metadata, static)
+    layout = Encoding(align=align, joined=joined, base=held, threads=threads).tree(
+        tree, metadata, static
+    )
     if not compress:
         return layout.to_bytes(threads=threads)
     with progress_bar(progress, "compress") as tell:
@@ -222,7 +224,7 @@ def _layout(
             "store them"
         )
     held = base_of(base, static)
-    encoding = Encoding(align, align_all=True, base=held, threads=threads)
+    encoding = Encoding(align=align, align_all=True, base=held, threads=threads)
     return encoding.tree(tree, metadata, static) if described else encoding.state(tree)
 
 

@@ -131,7 +131,7 @@ def digest(
 
 def _laid(tree: Any) -> File:
     """Opens a tree like a file of it, without a copy of its arrays."""
-    layout = Encoding(1, index=True).tree(tree)
+    layout = Encoding(align=1, index=True).tree(tree)
     return File(Reader(b"", Opened(core.Content.laid(layout, []))))
 
 

@@ -238,7 +238,7 @@ def save(
     name = _name_beside(saved.base, place)
     if is_plain:
         how: Any = {"left_out": LeftOut(saved.static), "threads": writing.threads}
-        layout = Encoding(writing.align, snapshot=background, **how).state(tree)
+        layout = Encoding(align=writing.align, snapshot=background, **how).state(tree)
     else:
         layout = Encoding.file(tree, saved, writing, snapshot=background, base_name=name)
     # The program may change its working directory during the save.

@@ -92,7 +92,7 @@ def write_stream(
     """
     place = Address.of(path, storage_options)
     place.compression()
-    encoding = Encoding(16)
+    encoding = Encoding(align=16)
     with place.replacing() as file:
         for key, leaf in _pairs(leaves):
             value = encoding.state(leaf).to_bytes(threads=None)

@@ -100,7 +100,7 @@ class Head(NamedTuple):
     def encoded(self, tree: Any, static: Static) -> tuple[core.Content, core.Content]:
         """Encodes a tree: as a patch of the newest version, and whole; twice the same without."""
         base = self.content
-        layout = Encoding(64, index=True, base=base).tree(tree, static=static)
+        layout = Encoding(align=64, index=True, base=base).tree(tree, static=static)
         patch = core.Content.lent(layout.to_bytes(threads=None))
         if base is None:
             return patch, patch

@@ -179,7 +179,7 @@ class Copy(NamedTuple):
             return Encoding.file(self.tree, Saved(metadata=self._metadata()), writing)
         described = record is not None
         encoding = Encoding(
-            writing.align,
+            align=writing.align,
             structure=described,
             index=described,
             checksums=described and not writing.compress,

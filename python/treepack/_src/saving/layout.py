@@ -65,7 +65,7 @@ def base_of(
     if is_source(base) and kind_of(base) is None:
         raise TypeError("the base is a file object: pass treepack.open(file), or its bytes")
     _check_is_tree(base)
-    return Encoding(1).tree(base, static=static)
+    return Encoding(align=1).tree(base, static=static)
 
 
 _FRAMES = (bytes, bytearray, memoryview)
@@ -125,28 +125,32 @@ def _is_nothing(leaf: Any) -> bool:
     return leaf is None or is_code(leaf)
 
 
-class Encoding:
-    """The options with which trees are laid out; see `_core.walk`.
+class Encoding(dict[str, Any]):
+    """The options with which trees are laid out, `align` among them; see `_core.walk`.
 
     Attributes:
       chunks: `treepack.serialization`, where programs change `MAX_CHUNK_SIZE`: the size in bytes
         above which arrays are split into chunks.
     """
 
-    chunks: ClassVar[Any]
+    __slots__ = ()
 
-    def __init__(self, align: int, **options: Any):
-        self._options: Any = {"max_chunk_size": self.chunks.MAX_CHUNK_SIZE, **options}
-        self._options["align"] = align
+    chunks: ClassVar[Any]
 
     def plain(self, tree: Any) -> core.Layout:
         """Lays out a tree of dicts, lists and tuples."""
-        return core.walk(tree, state_dict=False, **self._options)
+        chunk = self.chunks.MAX_CHUNK_SIZE
+        return core.walk(tree, state_dict=False, max_chunk_size=chunk, **self)
 
     def state(self, target: Any) -> core.Layout:
         """Lays out the state of a tree, in flax's form."""
-        overridden = handlers.overridden()
-        return core.walk(target, state_dict=True, overridden=overridden, **self._options)
+        return core.walk(
+            target,
+            state_dict=True,
+            max_chunk_size=self.chunks.MAX_CHUNK_SIZE,
+            overridden=handlers.overridden(),
+            **self,
+        )
 
     def tree(self, tree: Any, metadata: Any = None, static: Static = "skip-code") -> core.Layout:
         """Lays out a tree with a record of its structure.
@@ -161,7 +165,8 @@ class Encoding:
             structure=True,
             left_out=left_out,
             metadata=None if metadata is None else _encoded(metadata),
-            **self._options,
+            max_chunk_size=self.chunks.MAX_CHUNK_SIZE,
+            **self,
         )
         if left_out.has_code and all(_is_nothing(leaf) for _, leaf in leaves_of(tree, ())):
             warn(
@@ -184,6 +189,6 @@ class Encoding:
         if saved.base is not None:
             options["base"] = base_of(saved.base, saved.static)
         encoding = cls(
-            writing.align, index=True, checksums=is_summed, threads=writing.threads, **options
+            align=writing.align, index=True, checksums=is_summed, threads=writing.threads, **options
         )
         return encoding.tree(tree, saved.metadata, saved.static)

@@ -86,7 +86,7 @@ class ShardedWrite:
     def _prepare(self, path: Address, tree: Any, saved: Saved, *, snapshot: bool) -> None:
         """Plans the files of all processes, and encodes the shards of this one."""
         index, count = self.group.index, self.group.count
-        whole = Encoding(1, index=True, hollow=True).tree(tree, saved.metadata, saved.static)
+        whole = Encoding(align=1, index=True, hollow=True).tree(tree, saved.metadata, saved.static)
         arrays = whole.hollow
         plan = plan_of(arrays, None if saved.linking is None else BLOCK_BYTES)
         self._processes = [*plan.processes]
