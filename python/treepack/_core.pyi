@@ -30,6 +30,7 @@ __all__ = [
     "apply_delta",
     "assemble",
     "check_hashes",
+    "check_unique_keys",
     "convert",
     "convertible",
     "copy_array",
@@ -176,7 +177,7 @@ def walk(
       align: A power of two up to 64; large arrays are placed at its multiples.
       max_chunk_size: Arrays of more bytes are split.
       overridden: Natively known types that have handlers.
-      left_out: What the save leaves out, for the hooks `classify` and `flatten_node`.
+      left_out: The `Recorder` of the save; described trees with other nodes than dicts need it.
       structure: Whether to record the structure, as the last pair of the map at the top. Only for
         state dicts.
       metadata: Metadata for the record, by `encode_value`.
@@ -946,7 +947,7 @@ class Catalog:
           marks: The values of `ends` to read; `None` for all.
           absent: The placeholder in the state for other values.
           given: Leaves that are not read, by their values.
-          abstract: Whether `leaves.abstract` replaces all arrays, which are not read.
+          abstract: Whether `leaves.abstract_array` replaces all arrays, which are not read.
         """
 
     def path_of(self, value: int, start: int) -> str:
@@ -1110,8 +1111,8 @@ def restore_encoded(
     data: Buffer | Content,
     target: Any,
     name: str,
-    reading: Any,
-    convert: Callable[..., Any] | None,
+    begin: Callable[[], Any],
+    converts: bool,
     strict: bool,
     everywhere: bool,
     text_keys: bool,
@@ -1124,9 +1125,9 @@ def restore_encoded(
       data: The bytes.
       target: The template.
       name: The name of the root.
-      reading: The options of a `Restore`, which begins only if leaves do not plainly match, or if
+      begin: Begins a `Restore` and returns it; called only if leaves do not plainly match, or if
         only Python knows a container.
-      convert: Converts the leaves that the `Restore` collects.
+      converts: Whether the `Restore` collects leaves, and converts them.
       strict: Whether to compare leaves.
       everywhere: Whether to convert NumPy arrays of the template, too.
       text_keys: Whether keys that are not strings count as their texts.
@@ -1286,6 +1287,9 @@ def decode_value(data: bytes) -> Any:
     Raises:
       DecodeError: A ValueError. If the bytes are damaged.
     """
+
+def check_unique_keys(mapping: Any) -> None:
+    """Raises a ValueError if two keys are equal as strings."""
 
 def check_hashes(keys: object) -> None:
     """Raises if too many keys have the same hash, which would make a dict slow.

@@ -36,8 +36,7 @@ from treepack._src.options import (
     restoring,
     takes,
 )
-from treepack._src.pytree.handlers import register_serialization_state
-from treepack._src.pytree.inspect import get_serialization_info, validate_serializable
+from treepack._src.pytree.handlers import overridden, register_serialization_state
 from treepack._src.pytree.state_dict import is_serializable, to_state_dict
 from treepack._src.restore.record import take
 from treepack._src.restore.session import current_path
@@ -525,6 +524,66 @@ def from_compressed_bytes(
     )
     tree: Template = restore_encoded(target, content, reading)
     return tree
+
+
+def validate_serializable(pytree: Any) -> tuple[bool, list[str]]:
+    """Checks whether a tree can be saved, and lists the reasons if it cannot.
+
+    Args:
+      pytree: Any tree.
+
+    Returns:
+      Whether the tree can be saved, and a list of issues of the form `path: reason`.
+
+    Examples:
+      >>> import treepack
+      >>> valid, issues = treepack.serialization.validate_serializable({"a": object()})
+      >>> valid, issues[0][:34]
+      (False, 'a: cannot serialize a leaf of type')
+    """
+    problems = core.problems(pytree, overridden=overridden())
+    return not problems, [f"{path}: {reason}" for path, reason in problems]
+
+
+def get_serialization_info(pytree: Any) -> dict[str, Any]:
+    """Returns statistics of a tree.
+
+    Args:
+      pytree: Any JAX pytree.
+
+    Returns:
+      A dict with `num_leaves`, `tree_structure` (a string), `total_elements` (a leaf without a
+      shape counts as one), `memory_bytes`, `is_serializable` (of the outermost container) and
+      `dtypes` (a sorted list of names).
+
+    Examples:
+      >>> import numpy as np, treepack
+      >>> tree = {"w": np.zeros((2, 3), np.float32), "n": 1}
+      >>> info = treepack.serialization.get_serialization_info(tree)
+      >>> info["num_leaves"], info["total_elements"], info["dtypes"]
+      (2, 7, ['float32'])
+    """
+    import jax
+
+    leaves, structure = jax.tree_util.tree_flatten(pytree)
+    elements = memory = 0
+    dtypes = set()
+    for leaf in leaves:
+        elements += int(np.prod(leaf.shape)) if hasattr(leaf, "shape") else 1
+        if hasattr(leaf, "nbytes"):
+            memory += int(leaf.nbytes)
+        elif isinstance(leaf, (bool, int, float, complex)):
+            memory += np.asarray(leaf).nbytes
+        if hasattr(leaf, "dtype"):
+            dtypes.add(str(leaf.dtype))
+    return {
+        "num_leaves": len(leaves),
+        "tree_structure": str(structure),
+        "total_elements": elements,
+        "memory_bytes": memory,
+        "is_serializable": is_serializable(pytree),
+        "dtypes": sorted(dtypes),
+    }
 
 
 def patch(*, strict: Strict = True) -> Patch:

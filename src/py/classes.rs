@@ -53,14 +53,15 @@ pub fn by_type<'py, T: Clone>(
 #[derive(Default)]
 pub struct Classes<'py> {
     answers: ByType<'py, Class>,
-    left_out: Option<Bound<'py, PyAny>>,
+    /// The option of a save.
+    r#static: Option<Bound<'py, PyAny>>,
 }
 
 impl<'py> Classes<'py> {
-    pub fn new(left_out: Option<Bound<'py, PyAny>>) -> Self {
+    pub fn new(r#static: Option<Bound<'py, PyAny>>) -> Self {
         Self {
             answers: Vec::new(),
-            left_out,
+            r#static,
         }
     }
 
@@ -72,7 +73,7 @@ impl<'py> Classes<'py> {
     pub fn of(&mut self, value: &Bound<'py, PyAny>) -> PyResult<Class> {
         by_type(&mut self.answers, value, || {
             let classify = Hooks::get(value.py())?.classify.bind(value.py());
-            Ok(classify.call1((value, &self.left_out))?.extract()?)
+            Ok(classify.call1((value, &self.r#static))?.extract()?)
         })
     }
 

@@ -34,7 +34,7 @@ struct Cache {
 
 impl Dtype {
     pub fn of(object: &Bound<'_, PyArrayDescr>) -> Walked<Arc<Self>> {
-        if let Some(dtype) = Self::describe(object)? {
+        if let Some(dtype) = Self::known(object)? {
             return Ok(dtype);
         }
         let has_fields = !object.getattr("names")?.is_none();
@@ -56,28 +56,30 @@ impl Dtype {
             return Ok(Some(dtype.clone()));
         }
         drop(cache);
-        let resolve = Hooks::get(py)?.resolve_dtype.bind(py);
-        let object = resolve.call1((copied(py, name)?,))?;
-        if object.is_none() {
-            return Ok(None);
-        }
-        let dtype = Self::describe(&object.cast_into()?)?;
+        let dtype = Self::described(copied(py, name)?.as_any())?;
         if let Some(dtype) = &dtype {
             remember(|cache| &mut cache.names, (name.into(), dtype.clone()));
         }
         Ok(dtype)
     }
 
-    /// `None` if files cannot hold the dtype.
-    fn describe(object: &Bound<'_, PyArrayDescr>) -> PyResult<Option<Arc<Self>>> {
+    fn known(object: &Bound<'_, PyArrayDescr>) -> PyResult<Option<Arc<Self>>> {
         let cache = lock();
         if let Some(dtype) = cache.dtypes.iter().find(|dtype| dtype.object.is(object)) {
             return Ok(Some(dtype.clone()));
         }
         drop(cache);
-        let describe = Hooks::get(object.py())?.describe_dtype.bind(object.py());
-        let (name, native): (Option<String>, bool) = describe.call1((object,))?.extract()?;
-        let Some(name) = name else {
+        Self::described(object.as_any())
+    }
+
+    /// `None` if files cannot hold the dtype, or the dtype of this name.
+    fn described(dtype_or_name: &Bound<'_, PyAny>) -> PyResult<Option<Arc<Self>>> {
+        type Described<'py> = (Bound<'py, PyArrayDescr>, String, bool);
+        let describe = Hooks::get(dtype_or_name.py())?
+            .dtype
+            .bind(dtype_or_name.py());
+        let described: Option<Described<'_>> = describe.call1((dtype_or_name,))?.extract()?;
+        let Some((object, name, native)) = described else {
             return Ok(None);
         };
         let dtype = Arc::new(Self {
@@ -85,7 +87,7 @@ impl Dtype {
             native,
             itemsize: object.itemsize(),
             alignment: object.alignment().max(1),
-            object: object.clone().unbind(),
+            object: object.unbind(),
         });
         remember(|cache| &mut cache.dtypes, dtype.clone());
         Ok(Some(dtype))

@@ -3,12 +3,13 @@
 
 use std::collections::HashMap;
 
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyBytes, PyFloat, PyInt, PyList, PyString, PyTuple};
+use pyo3::types::{PyBool, PyBytes, PyFloat, PyInt, PyList, PySet, PyString, PyTuple};
 
 use super::errors;
 use super::hooks::Hooks;
+use super::memory::list_of_results;
 use crate::Error;
 
 #[derive(Default)]
@@ -46,6 +47,27 @@ pub fn check_hashes(keys: &Bound<'_, PyAny>) -> PyResult<()> {
         }
         _ => Ok(()),
     }
+}
+
+#[pyfunction]
+pub fn check_unique_keys(mapping: &Bound<'_, PyAny>) -> PyResult<()> {
+    let py = mapping.py();
+    let keys = list_of_results(py, mapping.try_iter()?)?; // a subclass may override `len`
+    let texts = PySet::empty(py)?;
+    for key in &keys {
+        texts.add(key.str()?)?;
+    }
+    if texts.len() == keys.len() {
+        return Ok(());
+    }
+    let error = PyValueError::new_err(format!(
+        "Dict keys do not have a unique string representation: {} vs given: {}",
+        texts.str()?,
+        mapping.str()?
+    ));
+    let remedy = "treepack: rename keys that are equal as strings";
+    error.value(py).call_method1("add_note", (remedy,))?;
+    Err(error)
 }
 
 pub fn check_key(key: &Bound<'_, PyAny>) -> PyResult<()> {

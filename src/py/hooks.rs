@@ -26,24 +26,17 @@ macro_rules! hooks {
 }
 
 hooks! {
-    /// `classify(value, left_out) -> Class`; saves pass their [`super::walk::Options::left_out`].
+    /// `classify(value, static) -> Class`; saves pass their option `static=`.
     classify,
     /// `explain(value) -> str`: why a value cannot be a leaf.
     explain,
-    /// `host_view(array) -> numpy.ndarray | None`.
-    host_view,
-    /// `start_transfer(array) -> shards`: starts to copy a jax array to the host.
-    start_transfer,
-    /// `finish_transfer(shards) -> list[(start, numpy.ndarray)]`: waits for the copy.
-    finish_transfer,
-    /// `to_contiguous(array) -> numpy.ndarray`, also in native byte order.
-    to_contiguous,
-    /// `describe_dtype(dtype) -> (name, native)`.
-    describe_dtype,
-    /// `resolve_dtype(name) -> dtype`.
-    resolve_dtype,
-    /// `describe_sharding(sharding) -> (mesh, spec, memory) | None`.
-    describe_sharding,
+    /// `is_abstract_array(value) -> bool`.
+    is_abstract_array,
+    /// `Transfer(array)`: copies a jax array to the host, by `start()` and `finish()`.
+    /// `Transfer.view(array)` is an array in host memory, or `None`.
+    transfer,
+    /// `dtype(dtype or name) -> (dtype, name, native) | None`.
+    dtype,
     /// `resolve_sharding(mesh, spec, memory) -> NamedSharding | None`.
     resolve_sharding,
     /// `abstract_array(shape, dtype, weak_type, sharding) -> jax.ShapeDtypeStruct`.
@@ -56,32 +49,16 @@ hooks! {
     expand,
     /// `fixed_fields(node) -> FixedFields | None`.
     fixed_fields,
-    /// `begin_restore(reading, convert) -> Restore`: enters it.
-    begin_restore,
-    /// `restore_child(target, state, name, restore)`, for any kind.
-    restore_child,
-    /// `is_abstract_array(value) -> bool`.
-    is_abstract_array,
-    /// `check_unique_keys(mapping)`: raises if `str` makes two keys equal.
-    check_unique_keys,
-    /// `flatten_node(node, left_out) -> (name, fields, version, data, children) | None`.
-    flatten_node,
     /// `Lookups(types, static, unknown_as_dict, is_part)`: node types and values for placeholders.
+    /// `Lookups.upgrades(name, version)`: whether nodes need an upgrade.
+    /// `Lookups.tied(tree, ties, parts) -> tree`: joins nodes of nnx that were saved as one.
     lookups,
-    /// `tied(tree, ties, parts) -> tree`: joins nodes of nnx that were saved as one.
-    tied,
-    /// `upgrades(name, version) -> bool`: whether nodes need an upgrade.
-    upgrades,
-    /// `is_named(type, name) -> bool`.
-    is_named,
     /// `reduce_value(value) -> (name, value)`.
     reduce_value,
     /// `rebuild_value(name, value) -> value`.
     rebuild_value,
     /// `is_key(value) -> bool`: whether to hash and compare a value of a file.
     is_key,
-    /// `holds_code(data) -> bool`, for encoded static data.
-    holds_code,
     /// `make_ext(code, data)`.
     make_ext,
     /// `decode_error(class, message, offset, path) -> error`, also of msgpack's class.

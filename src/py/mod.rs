@@ -85,7 +85,7 @@ mod _core {
         digest::{digests, join_digests},
         grid::{ShardGrid, ranges_of_box},
         gzip::decompress,
-        hashes::check_hashes,
+        hashes::{check_hashes, check_unique_keys},
         hooks::set_hooks,
         layout::Layout,
         load::{convertible, described, restore, restore_encoded, restore_recorded, stream_items},

@@ -299,7 +299,7 @@ def accelerator(guard: None, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("asarray", "array", "ascontiguousarray", "copyto"):  # by the buffer protocol
         monkeypatch.setattr(np, name, checked(getattr(np, name)))
     # The core keeps the function itself, so its code is replaced.
-    monkeypatch.setattr(leaves.host_view, "__code__", (lambda array: None).__code__)
+    monkeypatch.setattr(leaves.Transfer.view, "__code__", (lambda array: None).__code__)
     monkeypatch.setattr(placement, "_is_on_cpu", lambda place: False)
 
 

@@ -43,6 +43,16 @@ def describe(dtype: np.dtype) -> tuple[str | None, bool]:
     return native.name, dtype.isnative
 
 
+def described(dtype: np.dtype | bytes) -> tuple[np.dtype, str, bool] | None:
+    """Returns a dtype, or the dtype with a name, with the results of `describe`.
+
+    `None` if files cannot hold it.
+    """
+    known = resolve(dtype) if isinstance(dtype, bytes) else dtype
+    name, native = (None, False) if known is None else describe(known)
+    return None if known is None or name is None else (known, name, native)
+
+
 # The key of a name in the metadata of a dtype.
 _PACKED = "treepack.packed"
 

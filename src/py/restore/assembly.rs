@@ -331,7 +331,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
             children.any(|Repeat(_, child)| code[*child as usize])
         };
         if self.code.is_empty() {
-            let holds_code = Hooks::get(self.py)?.holds_code.bind(self.py);
+            let holds_code = self.lookups()?.getattr(intern!(self.py, "holds_code"))?;
             let mut code = grow::with_room(self.record.nodes.len())?;
             for node in &self.record.nodes {
                 self.signals.check(self.py)?;

@@ -1,6 +1,7 @@
 //! Marks nodes of older versions of their types in a state. The upgrade runs only if a template
 //! needs the node.
 
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -55,8 +56,11 @@ pub fn has_older_types(py: Python<'_>, record: &[u8]) -> PyResult<bool> {
 }
 
 fn is_older(py: Python<'_>, class: &NodeType) -> PyResult<bool> {
-    let upgrades = Hooks::get(py)?.upgrades.bind(py);
-    upgrades.call1((&class.name, class.version))?.is_truthy()
+    let lookups = Hooks::get(py)?.lookups.bind(py);
+    let saved = (&class.name, class.version);
+    lookups
+        .call_method1(intern!(py, "upgrades"), saved)?
+        .is_truthy()
 }
 
 struct Marking<'a, 'py> {

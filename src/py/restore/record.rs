@@ -164,8 +164,9 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         let tree = self.assembly.root(planned)?;
         match parts {
             Some(parts) if !self.record.ties.is_empty() => {
-                let tied = Hooks::get(self.py)?.tied.bind(self.py);
-                tied.call1((tree, ties(self.py, self.record)?, parts))
+                let lookups = Hooks::get(self.py)?.lookups.bind(self.py);
+                let given = (tree, ties(self.py, self.record)?, parts);
+                lookups.call_method1(intern!(self.py, "tied"), given)
             }
             _ => Ok(tree),
         }

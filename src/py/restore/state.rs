@@ -5,7 +5,6 @@ use pyo3::types::{PyDict, PyString};
 use pyo3::{ffi, intern};
 
 use super::super::failure::Walked;
-use super::super::hooks::Hooks;
 use super::super::memory::dict_next;
 use super::cursor::{Container, Cursor, Found, Named, Ordered, TemplateChild};
 use super::keys::Name;
@@ -25,10 +24,11 @@ pub fn restore_state<'py>(
     let py = target.py();
     let strict = restore.getattr(intern!(py, "strict"))?;
     let absent = session.absent()?;
+    let kinds: Option<Bound<'py, PyDict>> = restore.getattr(intern!(py, "kinds"))?.extract()?;
     let cursor = State {
         exact: absent.is_some() || strict.is_instance_of::<PyString>(),
         absent,
-        kinds: restore.getattr(intern!(py, "kinds"))?.extract()?,
+        kinds: kinds.map(|kinds| (kinds, restore.clone())),
     };
     let made = Walk::new(py, cursor, matching, session).restore(state, target);
     made.map_err(|failure| failure.into_py(py, "restoring"))
@@ -39,8 +39,8 @@ pub(super) struct State<'py> {
     pub exact: bool,
     /// Stands for parts that were not selected.
     pub absent: Option<Bound<'py, PyAny>>,
-    /// The kinds of saved containers, for comparison; see `mark_older`.
-    pub kinds: Option<Bound<'py, PyDict>>,
+    /// The kinds of saved containers, for comparison (see `mark_older`), by a `Restore`.
+    pub kinds: Option<(Bound<'py, PyDict>, Bound<'py, PyAny>)>,
 }
 
 /// A dict, its values in the template's order, and the position of the iteration.
@@ -82,9 +82,9 @@ impl<'py> Named<'py> for State<'py> {
         if dict.len() != children.len() && (self.exact || !is_dict) {
             return Ok(false);
         }
-        if let Some(kinds) = &self.kinds
+        if let Some((kinds, restore)) = &self.kinds
             && let Some(found) = kinds.get_item(dict.as_ptr().addr())?
-            && !is_kind(container, found.cast()?)?
+            && !is_kind(container, found.cast()?, restore)?
         {
             return Ok(false);
         }
@@ -113,14 +113,19 @@ impl<'py> Named<'py> for State<'py> {
     }
 }
 
-fn is_kind(container: &Container<'_>, found: &Bound<'_, PyString>) -> PyResult<bool> {
+fn is_kind(
+    container: &Container<'_>,
+    found: &Bound<'_, PyString>,
+    restore: &Bound<'_, PyAny>,
+) -> PyResult<bool> {
     Ok(match container {
         Container::Dict => found == "dict",
         Container::List => found == "list",
         Container::Tuple => found == "tuple",
         Container::Node(node, _) => {
-            let is_named = Hooks::get(found.py())?.is_named.bind(found.py());
-            is_named.call1((node.get_type(), found))?.is_truthy()?
+            let other_name = intern!(found.py(), "other_name");
+            let other = restore.call_method1(other_name, (node.get_type(), found))?;
+            other.is_none()
         }
     })
 }

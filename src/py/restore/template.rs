@@ -6,7 +6,7 @@
 //!
 //! Matching leaves are taken; Python compares and converts the others, in batches. Rust handles
 //! exact dicts, lists, tuples and types with fixed fields, if the saved container has their
-//! children. Python restores all other parts (`template.restore_child`). Most data of templates need no
+//! children. Python restores all other parts (`Restore.restore_child`). Most data of templates need no
 //! `Restore`, so it may begin during the walk.
 
 use std::cell::OnceCell;
@@ -17,7 +17,6 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 
 use super::super::failure::Walked;
-use super::super::hooks::Hooks;
 use super::super::memory::{dict_next, new_dict, new_list_of, new_tuple_of};
 use super::super::watch::Signals;
 use super::cursor::{Container, Found, Named, TemplateChild};
@@ -46,8 +45,8 @@ type PlannedNode<'py> = (Container<'py>, Vec<Name<'py>>, Vec<Plan<'py>>);
 /// The `Restore` of `restore/session.py` that a walk is part of.
 pub struct Session<'py> {
     restore: OnceCell<Bound<'py, PyAny>>,
-    /// If the walk begins it: its options, and what converts leaves.
-    later: Option<(Bound<'py, PyAny>, Bound<'py, PyAny>)>,
+    /// If the walk begins it: a function that returns it.
+    later: Option<Bound<'py, PyAny>>,
     /// The length of its path at the root of the walk.
     depth: usize,
     name: Bound<'py, PyString>,
@@ -87,17 +86,13 @@ impl<'py> Session<'py> {
     }
 
     /// Begins a `Restore` of a whole tree once the walk needs it.
-    pub fn later(
-        reading: Bound<'py, PyAny>,
-        convert: Bound<'py, PyAny>,
-        name: &Bound<'py, PyString>,
-    ) -> Self {
+    pub fn later(begin: Bound<'py, PyAny>, collects: bool, name: &Bound<'py, PyString>) -> Self {
         Self {
             restore: OnceCell::new(),
             depth: 0,
             name: name.clone(),
-            collects: !convert.is_none(),
-            later: Some((reading, convert)),
+            collects,
+            later: Some(begin),
             keeps_plan: true,
             partial: None,
             notes: false,
@@ -106,11 +101,9 @@ impl<'py> Session<'py> {
 
     fn restore(&self) -> PyResult<&Bound<'py, PyAny>> {
         if self.restore.get().is_none()
-            && let Some(later) = &self.later
+            && let Some(begin) = &self.later
         {
-            let py = self.name.py();
-            let begin = Hooks::get(py)?.begin_restore.bind(py);
-            let _ = self.restore.set(begin.call1(later.clone())?);
+            let _ = self.restore.set(begin.call0()?);
         }
         Ok(self.restore.get().expect("it has begun"))
     }
@@ -142,7 +135,7 @@ impl<'py> Session<'py> {
         let restore = self.restore()?;
         // The list that `current_path` joins.
         let path: Bound<'py, PyList> = restore.getattr(intern!(py, "path"))?.cast_into()?;
-        let restore_child = Hooks::get(py)?.restore_child.bind(py);
+        let restore_child = restore.getattr(intern!(py, "restore_child"))?;
         let (name, above) = match keys.split_last() {
             Some((last, above)) => {
                 path.append(&self.name)?;

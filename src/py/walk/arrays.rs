@@ -8,6 +8,7 @@ use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::PyBufferError;
 use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::types::IntoPyDict;
 
 use super::super::content::Content;
 use super::super::dtypes::Dtype;
@@ -61,7 +62,7 @@ impl<'py> Walk<'py> {
             if parts.is_contiguous() && self.dtypes[dtype].dtype.native {
                 return self.contiguous_array(array, &parts, dtype, code, kind);
             }
-            let copy = self.hooks.to_contiguous.bind(self.py).call1((array,))?;
+            let copy = self.in_order(array)?;
             let copy = copy.cast::<PyUntypedArray>()?;
             let dtype = self.dtype_of(copy)?;
             let parts = ArrayParts::of(copy);
@@ -72,6 +73,16 @@ impl<'py> Walk<'py> {
         Err(Failure::leaf(
             "the dtype of the array was changed while it was saved",
         ))
+    }
+
+    /// Copies an array to C order and native byte order.
+    #[inline(never)]
+    pub(super) fn in_order(&self, array: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let dtype = array.getattr(intern!(self.py, "dtype"))?;
+        let native = dtype.call_method1("newbyteorder", ("=",))?;
+        let order = [("order", "C")].into_py_dict(self.py)?;
+        let numpy = self.py.import(intern!(self.py, "numpy"))?;
+        numpy.call_method("array", (array, native), Some(&order))
     }
 
     /// Whether an array is written among the headers. Only payloads have digests.
@@ -189,7 +200,8 @@ impl<'py> Walk<'py> {
             self.dtypes[dtype].lent -= 1;
         }
         self.split(array)?; // sharded arrays have not lent memory above
-        match self.hooks.host_view.bind(self.py).call1((array,)) {
+        let transfer = self.hooks.transfer.bind(self.py);
+        match transfer.call_method1(intern!(self.py, "view"), (array,)) {
             Ok(host) => {
                 if let Ok(host) = host.cast::<PyUntypedArray>() {
                     return self.host_array(host, wire::EXT_NDARRAY, kind);
@@ -228,7 +240,7 @@ impl<'py> Walk<'py> {
     #[inline(never)]
     pub fn split(&mut self, array: &Bound<'py, PyAny>) -> Walked {
         let py = self.py;
-        let Some(recorder) = self.out.recorder() else {
+        let (Some(recorder), Some(saved)) = (self.out.recorder(), &self.options.left_out) else {
             return Ok(());
         };
         let Some(sharding) = array.getattr_opt(intern!(py, "sharding"))? else {
@@ -239,7 +251,7 @@ impl<'py> Walk<'py> {
             *number
         } else {
             type Fields = (Vec<(String, u64, bool)>, Vec<Vec<String>>, Vec<String>);
-            let fields = self.hooks.describe_sharding.bind(py).call1((&sharding,))?;
+            let fields = saved.call_method1(intern!(py, "describe_sharding"), (&sharding,))?;
             let number = match fields.extract::<Option<Fields>>()? {
                 None => None,
                 Some((mesh, spec, memory)) => recorder.sharding(Sharding {

@@ -9,6 +9,7 @@ use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyString, PyTuple};
 use super::super::classes::Class;
 use super::super::errors;
 use super::super::failure::{Failure, Walked};
+use super::super::hashes::check_unique_keys;
 use super::super::memory::{dict_next, has_string_keys, write_alike};
 use super::super::value;
 use super::super::watch::Signals;
@@ -90,9 +91,11 @@ impl<'py> Walk<'py> {
                 self.array(array.cast()?, wire::EXT_NPSCALAR)?;
             }
             Class::Masked => {
-                let plain = self.hooks.to_contiguous.bind(py).call1((value,));
-                let plain = plain.map_err(|error| self.unsupported(error))?;
-                self.array(plain.cast()?, wire::EXT_NDARRAY)?;
+                let masked = py.import(intern!(py, "numpy.ma"))?;
+                if masked.call_method1("is_masked", (value,))?.is_truthy()? {
+                    return self.other(Class::Unsupported, value);
+                }
+                self.array(self.in_order(value)?.cast()?, wire::EXT_NDARRAY)?;
             }
             Class::JaxArray => self.jax_array(value)?,
             Class::Deferred => self.deferred_array(value)?,
@@ -164,7 +167,7 @@ impl<'py> Walk<'py> {
             };
             if below.state && all_strings && !key.is_exact_instance_of::<PyString>() {
                 all_strings = false;
-                self.check_keys(dict)?;
+                check_keys(dict)?;
             }
             if seen == count {
                 break;
@@ -185,12 +188,6 @@ impl<'py> Walk<'py> {
         } else {
             Ok(self.out.map(count)?)
         }
-    }
-
-    #[inline(never)]
-    fn check_keys(&self, dict: &Bound<'py, PyDict>) -> Walked {
-        self.hooks.check_unique_keys.bind(self.py).call1((dict,))?;
-        Ok(())
     }
 
     #[inline(never)]
@@ -356,6 +353,11 @@ impl<'py> Walk<'py> {
 }
 
 // Keeps the recursion's frames small.
+#[inline(never)]
+fn check_keys(dict: &Bound<'_, PyDict>) -> Walked {
+    Ok(check_unique_keys(dict)?)
+}
+
 #[cold]
 #[inline(never)]
 fn text_of(key: &Bound<'_, PyAny>) -> String {

@@ -2,6 +2,7 @@
 
 use numpy::{PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::exceptions::PyRuntimeError;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
@@ -31,15 +32,14 @@ impl Fetch for DeviceArray {
 
     fn start(&self) -> Result<Py<PyAny>> {
         Self::with_python(|py| {
-            let start = Hooks::get(py)?.start_transfer.bind(py);
-            Ok(start.call1((&self.array,))?.unbind())
+            let transfer = Hooks::get(py)?.transfer.bind(py).call1((&self.array,))?;
+            Ok(transfer.call_method0(intern!(py, "start"))?.unbind())
         })
     }
 
     fn finish(&self, transfer: Py<PyAny>) -> Result<Sharded<Borrowed>> {
         Self::with_python(|py| {
-            let finish = Hooks::get(py)?.finish_transfer.bind(py);
-            let ready = finish.call1((transfer,))?;
+            let ready = transfer.bind(py).call_method0(intern!(py, "finish"))?;
             let shards: Vec<HostShard<'_>> = ready.cast::<PyList>()?.extract()?;
             let mut blocks = grow::with_room(shards.len())?;
             for (start, shard) in shards {
@@ -73,5 +73,5 @@ impl DeviceArray {
 }
 
 fn broken(result: &str) -> PyErr {
-    PyRuntimeError::new_err(format!("finish_transfer returned {result}"))
+    PyRuntimeError::new_err(format!("a transfer returned {result}"))
 }

@@ -1,6 +1,7 @@
 //! Writes nodes: values of types that a handler, a registration or Python takes apart.
 
 use pyo3::exceptions::{PyException, PyTypeError};
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString};
 use serde_bytes::ByteBuf;
@@ -124,8 +125,10 @@ impl<'py> Walk<'py> {
     /// Returns the children, whether a handler made them (lists stay lists), and the kind.
     #[inline(never)]
     fn reduce(&mut self, value: &Bound<'py, PyAny>) -> Walked<Option<Reduced<'py>>> {
-        let flatten_node = self.hooks.flatten_node.bind(self.py);
-        let answer = flatten_node.call1((value, &self.options.left_out));
+        let Some(recorder) = &self.options.left_out else {
+            return Err(Failure::leaf("nodes are described only with left_out="));
+        };
+        let answer = recorder.call_method1(intern!(self.py, "flatten"), (value,));
         let answer = answer.map_err(|error| self.unsupported(error))?;
         if answer.is_none() {
             return Ok(None);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use numpy::PyUntypedArray;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 use pyo3::{PyTypeInfo, ffi};
@@ -33,7 +34,7 @@ pub struct Options<'py> {
     pub joined: bool,
     /// Types that now have handlers, and are walked natively otherwise.
     pub overridden: Vec<Bound<'py, PyType>>,
-    /// Describes the static data that a save leaves out; only hooks read it.
+    /// Describes nodes and shardings, and what the save leaves out.
     pub left_out: Option<Bound<'py, PyAny>>,
 }
 
@@ -119,13 +120,15 @@ impl<'py> Walk<'py> {
         if options.joined {
             out.borrow_from(Box::new(BytesLender));
         }
+        let recorder = options.left_out.as_ref();
+        let r#static = recorder.map(|recorder| recorder.getattr(intern!(py, "static")));
         Ok(Self {
             py,
             hooks: Hooks::get(py)?,
             signals: Signals::new(py),
             array_type: PyUntypedArray::type_object_raw(py),
             out,
-            classes: Classes::new(options.left_out.clone()),
+            classes: Classes::new(r#static.transpose()?),
             options,
             dtypes: Vec::new(),
             last_small: None,

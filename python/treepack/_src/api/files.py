@@ -33,7 +33,7 @@ from treepack._src.options import (
     check_plain,
     takes,
 )
-from treepack._src.pytree.left_out import LeftOut
+from treepack._src.registry.nodes import Recorder
 from treepack._src.restore.report import Report
 from treepack._src.saving.background import OneByOne, Saving
 from treepack._src.saving.copying import Copy
@@ -237,7 +237,7 @@ def save(
         )
     name = _name_beside(saved.base, place)
     if is_plain:
-        how: Any = {"left_out": LeftOut(saved.static), "threads": writing.threads}
+        how: Any = {"left_out": Recorder(saved.static), "threads": writing.threads}
         layout = Encoding(align=writing.align, snapshot=background, **how).state(tree)
     else:
         layout = Encoding.file(tree, saved, writing, snapshot=background, base_name=name)

@@ -35,7 +35,7 @@ from treepack._src.options import (
 from treepack._src.paths import Room, Trail
 from treepack._src.printable import printable, warn
 from treepack._src.pytree.kinds import kind_of
-from treepack._src.pytree.state_dict import leaf_paths, leaves_of
+from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.registry.code import check_is_tree
 from treepack._src.restore.compare import signature
 from treepack._src.restore.record import assembled
@@ -348,7 +348,7 @@ def _choose(place: Place, target: Any, selection: Selection, reading: Reading) -
     marks = selector.mark(catalog, place.value)
     if selection.exclude is not None or (marks is not None and marks.unmatched):
         there = [*dict(Room().all(catalog.ends(place.value)))]
-        ours = [] if target is None else [*leaf_paths(target, _paths.ROOT)]
+        ours = [] if target is None else [_paths.text(leaf) for leaf, _ in leaves_of(target, ())]
         selector = compiled(selection.select, "file", there, selection.exclude, ours)
         marks = selector.mark(catalog, place.value)
     if target is None and marks is not None and not marks.values:

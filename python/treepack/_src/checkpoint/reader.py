@@ -24,7 +24,7 @@ from treepack._src.elsewhere import Hinting, read_only
 from treepack._src.interop.jax import is_tracer
 from treepack._src.options import Reading, Status, Tell
 from treepack._src.printable import Completing, printable
-from treepack._src.restore.compare import described
+from treepack._src.restore.compare import signature
 from treepack._src.restore.report import ABSENT
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Openable, Opened
@@ -554,7 +554,7 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
             if not same or array.shape != self.shape:
                 reason = (
                     "the leaf does not match the index of the file: expected "
-                    f"{described(self)}, found {described(array)}"
+                    f"{signature(self)}, found {signature(array)}"
                 )
                 raise DecodeError(reason, path=self.path)
         except Exception as error:

@@ -37,7 +37,7 @@ from treepack._src.checkpoint.shards import (
 )
 from treepack._src.forks import Locked
 from treepack._src.options import Reading, Status, Tell, tell_from
-from treepack._src.pytree import prng as _prng
+from treepack._src.pytree.prng import MARKER, wrap_key
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Opened
 from treepack._src.storage.fetch import fetching
@@ -409,8 +409,8 @@ class ShardedReader(Files):
         if not isinstance(data, ShardedArray):
             return super().prng_key(value, parts, kind)
         array = np.asarray(data)
-        key = _prng.wrap(kind[1], array)
-        return {_prng.MARKER: kind[1], "data": array} if key is None else key
+        key = wrap_key(kind[1], array)
+        return {MARKER: kind[1], "data": array} if key is None else key
 
     def read(
         self, place: Place, reading: Reading, marks: core.Marks | None, stays: StayLazy | None

@@ -260,11 +260,17 @@ def retire(probe: Any) -> None:
         _kept.append(probe)
 
 
+def is_namedtuple(ty: type) -> bool:
+    return issubclass(ty, tuple) and hasattr(ty, "_fields")
+
+
 def is_plain_namedtuple(ty: Any) -> bool:
-    """Returns whether JAX flattens a namedtuple to its fields, as by default.
+    """Returns whether a type is a namedtuple that JAX flattens to its fields, as by default.
 
     A registration may change that.
     """
+    if not is_namedtuple(ty):
+        return False
     if imported("jax") is None:
         return True
     from jax.tree_util import tree_flatten

@@ -72,3 +72,10 @@ def _both(ours: Any, theirs: Any) -> Any:
     # From Python 3.14 on, ValueError does not define `__init__`, so theirs would be next.
     own = {"__module__": ours.__module__, "__init__": ours.__init__, "__reduce__": reduce}
     return type(ours.__name__, (ours, theirs), own)
+
+
+def is_from(function: Any, module: str) -> bool:
+    """Returns whether a function is defined in a module, regardless of its `__module__`."""
+    # functools.wraps copies __module__, but not the namespace.
+    scope = getattr(function, "__globals__", None)
+    return module in sys.modules and scope is vars(sys.modules[module])

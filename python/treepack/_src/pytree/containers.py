@@ -7,27 +7,14 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from types import MemberDescriptorType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import treepack._core as core
 from treepack._src.interop.libraries import library_of_type
-from treepack._src.pytree.handlers import is_from
+from treepack._src.interop.modules import is_from
 
-
-class Difference(NamedTuple):
-    """The difference between the children of a container in a template and the children in a state.
-
-    Attributes:
-      target: The container.
-      state: The state.
-      expected: The names of the container's children.
-      path: The path of the container, in the form of `current_path`.
-    """
-
-    target: Any
-    state: Mapping[str, Any]
-    expected: list[str]
-    path: str
+# A state of a container, by the names of its children.
+_State = Mapping[str, Any]
 
 
 class NodeKind(NamedTuple):
@@ -37,7 +24,11 @@ class NodeKind(NamedTuple):
       children: Takes a container, returns its children by name. If `final`, the
         values are their states rather than the children.
       make: Takes a template container and new children by name, returns a new container.
-      in_words: Describes a difference in flax's words.
+      flax_message: Takes a container of a template, a state with other children, the names of the
+        container's children, and the path of both; returns flax's message.
+      sort: The sort of nodes whose types the registry describes: `"namedtuple"`, `"dataclass"`,
+        `"struct"` of flax, or `"pytree"` for nodes of JAX's registry.
+      names: Returns the names of the fields of a dataclass or struct that are children.
       more_allowed: Whether a state may have children that the template lacks.
       upgrade: Converts a state from an older form to the current one.
       final: Whether a handler of the program converts the whole subtree; `make` then takes its
@@ -47,9 +38,11 @@ class NodeKind(NamedTuple):
 
     children: Callable[[Any], Any]
     make: Callable[[Any, Any], Any]
-    in_words: Callable[[Difference], str]
+    flax_message: Callable[[Any, _State, list[str], str], str]
+    sort: Literal["", "namedtuple", "dataclass", "struct", "pytree"] = ""
+    names: Callable[[Any], list[str]] | None = None
     more_allowed: bool = False
-    upgrade: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+    upgrade: Callable[[_State], _State] | None = None
     final: bool = False
     open: Callable[[Any], tuple[dict[str, Any], Callable[[dict[str, Any]], Any]]] | None = None
 
@@ -58,23 +51,6 @@ class NodeKind(NamedTuple):
         if self.open is not None:
             return self.open(value)
         return self.children(value), functools.partial(self.make, value)
-
-
-def check_unique_keys(mapping: Mapping[Any, Any]) -> None:
-    """Raises a ValueError if two keys are equal as strings."""
-    # A subclass may override `len`.
-    keys = list(mapping)
-    strings = {str(key) for key in keys}
-    if len(strings) != len(keys):
-        error = ValueError(
-            f"Dict keys do not have a unique string representation: {strings} vs given: {mapping}"
-        )
-        error.add_note("treepack: rename keys that are equal as strings")
-        raise error
-
-
-def is_namedtuple(ty: type) -> bool:
-    return issubclass(ty, tuple) and hasattr(ty, "_fields")
 
 
 def namedtuple_of(ty: Any, values: Iterable[Any]) -> Any:
@@ -101,7 +77,7 @@ def namedtuple_of(ty: Any, values: Iterable[Any]) -> Any:
 
 def dict_children(mapping: Mapping[Any, Any]) -> dict[str, Any]:
     """Returns the items of a mapping, with keys as strings."""
-    check_unique_keys(mapping)
+    core.check_unique_keys(mapping)
     return {str(key): value for key, value in mapping.items()}
 
 
@@ -130,12 +106,12 @@ def _copied(target: Any) -> Any:
         return container
 
 
-def dict_in_words(difference: Difference) -> str:
+def dict_message(target: Any, state: _State, expected: list[str], path: str) -> str:
     """Describes the missing keys."""
     return (
         "The target dict keys and state dict keys do not match, target dict"
-        f" contains keys {set(difference.expected).difference(difference.state.keys())} which"
-        f" are not present in state dict at path {difference.path}"
+        f" contains keys {set(expected).difference(state.keys())} which"
+        f" are not present in state dict at path {path}"
     )
 
 
@@ -155,29 +131,27 @@ def _make_list(target: Any, new: dict[str, Any]) -> Any:
     return container
 
 
-def _list_in_words(difference: Difference) -> str:
-    if len(difference.state) == len(difference.expected):
-        return children_in_words(difference)
+def _list_message(target: Any, state: _State, expected: list[str], path: str) -> str:
+    if len(state) == len(expected):
+        return children_message(target, state, expected, path)
     return (
         "The size of the list and the state dict do not match,"
-        f" got {len(difference.expected)} and {len(difference.state)} "
-        f"at path {difference.path}"
+        f" got {len(expected)} and {len(state)} at path {path}"
     )
 
 
-def children_in_words(difference: Difference) -> str:
+def children_message(target: Any, state: _State, expected: list[str], path: str) -> str:
     """Describes the names of all children."""
     return (
-        f"The children of the target {type(difference.target).__name__} and of the state do not "
-        f"match, got {sorted(difference.expected)} and {sorted(map(str, difference.state))} at "
-        f"path {difference.path}"
+        f"The children of the target {type(target).__name__} and of the state do not match, got "
+        f"{sorted(expected)} and {sorted(map(str, state))} at path {path}"
     )
 
 
 # namedtuples
 
 
-def _upgrade_namedtuple(state: Mapping[str, Any]) -> Mapping[str, Any]:
+def _upgrade_namedtuple(state: _State) -> _State:
     """Converts the form in which flax wrote namedtuples before 2022."""
     if set(state) != {"name", "fields", "values"}:
         return state
@@ -187,23 +161,24 @@ def _upgrade_namedtuple(state: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: values[index] for index, name in names.items() if index in values}
 
 
-def _namedtuple_in_words(difference: Difference) -> str:
+def _namedtuple_message(target: Any, state: _State, expected: list[str], path: str) -> str:
     return (
         "The field names of the state dict and the named tuple do not match,"
-        f" got {set(difference.state)} and {set(difference.expected)} at path {difference.path}"
+        f" got {set(state)} and {set(expected)} at path {path}"
     )
 
 
-DICT = NodeKind(dict_children, _make_dict, dict_in_words, more_allowed=True)
+DICT = NodeKind(dict_children, _make_dict, dict_message, more_allowed=True)
 
-LIST = NodeKind(list_children, _make_list, _list_in_words)
+LIST = NodeKind(list_children, _make_list, _list_message)
 
-TUPLE = NodeKind(list_children, lambda _, new: tuple(new.values()), _list_in_words)
+TUPLE = NodeKind(list_children, lambda _, new: tuple(new.values()), _list_message)
 
 NAMEDTUPLE = NodeKind(
     lambda value: _attributes(value, value._fields),
     lambda target, new: namedtuple_of(type(target), (new[name] for name in target._fields)),
-    _namedtuple_in_words,
+    _namedtuple_message,
+    "namedtuple",
     upgrade=_upgrade_namedtuple,
 )
 
@@ -224,7 +199,7 @@ def _attributes(value: Any, names: Iterable[str]) -> dict[str, Any]:
     return {name: getattr(value, name) for name in names}
 
 
-def struct_fields(value: Any) -> list[str]:
+def _struct_fields(value: Any) -> list[str]:
     """Returns the names of the fields of a flax struct that hold data."""
     fields = dataclasses.fields(value)
     return [field.name for field in fields if field.metadata.get("pytree_node", True)]
@@ -236,7 +211,7 @@ def data_fields(value: Any) -> list[str]:
     return [field.name for field in fields if not field.metadata.get("static", False)]
 
 
-def make_dataclass(target: Any, new: dict[str, Any]) -> Any:
+def _make_dataclass(target: Any, new: dict[str, Any]) -> Any:
     """Returns a copy of a dataclass with new values in some fields."""
     # Runs neither __init__ nor __post_init__: the fields were saved after these. Other attributes,
     # such as cached properties, stay with the template.
@@ -249,101 +224,33 @@ def make_dataclass(target: Any, new: dict[str, Any]) -> Any:
     return copied
 
 
-def _dataclass_in_words(difference: Difference) -> str:
-    ty = type(difference.target).__name__
-    for name in difference.expected:
-        if name not in difference.state:
+def _dataclass_message(target: Any, state: _State, expected: list[str], path: str) -> str:
+    ty = type(target).__name__
+    for name in expected:
+        if name not in state:
             return (
                 f"Missing field {name} in state dict while restoring"
-                f" an instance of {ty}, at path {difference.path}"
+                f" an instance of {ty}, at path {path}"
             )
-    unknown = [str(name) for name in difference.state if name not in difference.expected]
+    unknown = [str(name) for name in state if name not in expected]
     return (
         f'Unknown field(s) "{",".join(unknown)}" in state dict while'
-        f" restoring an instance of {ty} at path {difference.path}"
+        f" restoring an instance of {ty} at path {path}"
     )
 
 
 DATACLASS = NodeKind(
-    lambda value: _attributes(value, data_fields(value)), make_dataclass, _dataclass_in_words
+    lambda value: _attributes(value, data_fields(value)),
+    _make_dataclass,
+    _dataclass_message,
+    "dataclass",
+    names=data_fields,
 )
 
 STRUCT = NodeKind(
-    lambda value: _attributes(value, struct_fields(value)),
+    lambda value: _attributes(value, _struct_fields(value)),
     lambda target, new: target.replace(**new),
-    _dataclass_in_words,
+    _dataclass_message,
+    "struct",
+    names=_struct_fields,
 )
-
-
-def fields_of(value: Any) -> dict[str, Any]:
-    """Returns the fields of a dataclass or namedtuple, by name."""
-    return _attributes(value, _field_names(type(value)))
-
-
-def _field_names(ty: Any) -> list[str]:
-    if issubclass(ty, tuple):
-        return list(ty._fields)
-    return [field.name for field in dataclasses.fields(ty)]
-
-
-def from_fields(ty: Any, fields: dict[str, Any]) -> Any:
-    """Builds a dataclass or namedtuple from fields; missing fields get their defaults."""
-    if type(fields) is not dict:  # lookups in other types may be slow
-        raise ValueError(f"expected a dict of fields, found {type(fields).__name__}")
-    names = _field_names(ty)
-    defaults = {name: default_of(ty, name) for name in names if name not in fields}
-    if not fields.keys() <= set(names) or not all(defaults.values()):
-        raise ValueError(f"expected the fields {sorted(names)}, found {sorted(fields)}")
-    values = {name: fields[name] if name in fields else defaults[name][0]() for name in names}
-    is_tuple = issubclass(ty, tuple)
-    return namedtuple_of(ty, values.values()) if is_tuple else with_attributes(ty, values)
-
-
-# The default factories that a file may cause to run by naming a type: they are cheap.
-_FACTORIES: tuple[Any, ...] = (
-    *(None, bool, int, float, complex, str, bytes),
-    *(tuple, list, dict, set, frozenset),
-)
-
-
-def is_inert_factory(factory: Any) -> bool:
-    """Returns whether a file may cause a default factory to run."""
-    return any(factory is known for known in _FACTORIES)
-
-
-def default_of(ty: Any, name: str) -> list[Callable[[], Any]]:
-    """Returns the factory of a field's default in a list, which is empty if there is none.
-
-    Factories of libraries are ignored, since a file without the field would call them.
-    """
-    named: dict[str, Any] = getattr(ty, "_field_defaults", {})
-    if name in named:
-        return [lambda: named[name]]
-    for field in dataclasses.fields(ty) if dataclasses.is_dataclass(ty) else ():
-        if field.name != name:
-            continue
-        factory = field.default_factory
-        if factory is not dataclasses.MISSING:
-            return [factory] if library_of_type(ty) is None or is_inert_factory(factory) else []
-        if field.default is not dataclasses.MISSING:
-            return [functools.partial(getattr, field, "default")]
-    return []
-
-
-def is_generated(function: Any) -> bool:
-    """Returns whether `dataclasses` generated a function, which only stores or compares fields."""
-    return getattr(getattr(function, "__code__", None), "co_filename", "") == "<string>"
-
-
-def has_setter(ty: type, name: str) -> bool:
-    """Returns whether setting an attribute runs code of the type; slots do not."""
-    attribute = next((vars(base)[name] for base in ty.__mro__ if name in vars(base)), None)
-    return hasattr(type(attribute), "__set__") and not isinstance(attribute, MemberDescriptorType)
-
-
-def with_attributes(ty: type, attributes: dict[str, Any]) -> Any:
-    """Creates an object with attributes, without running code of its type."""
-    new: Any = object.__new__(ty)
-    for name, value in attributes.items():
-        object.__setattr__(new, name, value)
-    return new

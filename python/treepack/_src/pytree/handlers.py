@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from treepack._src.interop.jax import is_partial_type
+from treepack._src.interop.modules import is_from
 
 
 class Handlers(NamedTuple):
@@ -30,10 +31,10 @@ class Handlers(NamedTuple):
 
 _CONTAINERS: frozenset[type] = frozenset({dict, list, tuple})
 
-WALKED_NATIVELY: frozenset[type] = frozenset(
+# Types that the core handles without Python unless they have a handler.
+_WALKED_NATIVELY: frozenset[type] = frozenset(
     {dict, list, tuple, str, bytes, int, float, bool, complex, type(None), np.ndarray}
 )
-"""Types that the native walk handles without Python unless they have a handler."""
 
 # Modules with registries like ours, in order of precedence.
 _FOREIGN = ("flax.serialization", "eformer.pytree._serialization", "eformer.pytree._xtree")
@@ -97,7 +98,7 @@ def is_builtin(ty: type) -> bool:
     return ty in _CONTAINERS or is_partial_type(ty)
 
 
-def find(ty: type) -> Handlers | None:
+def handlers_of(ty: type) -> Handlers | None:
     """Returns the handlers of a type from any registry, or `None`."""
     own = _handlers.get(ty)
     if own is not None:
@@ -139,24 +140,15 @@ def _overridden_in(module: str, registry: dict[Any, Any]) -> set[type]:
 
 def _walked_natively(registry: dict[type, Any]) -> set[type]:
     """Returns the natively walked types in a registry, to which other threads may add."""
-    return {ty for ty in WALKED_NATIVELY if ty in registry}
-
-
-def is_from(function: Any, module: str) -> bool:
-    """Returns whether a function is defined in a module, regardless of its `__module__`."""
-    # functools.wraps copies __module__, but not the namespace.
-    scope = getattr(function, "__globals__", None)
-    return module in sys.modules and scope is vars(sys.modules[module])
+    return {ty for ty in _WALKED_NATIVELY if ty in registry}
 
 
 @contextlib.contextmanager
 def foreign_path(path: list[str]) -> Iterator[None]:
     """Makes `current_path` of other libraries return a path while their handlers run."""
-    contexts = [
-        sys.modules[module]._error_context
-        for module, _ in _foreign()
-        if hasattr(sys.modules[module], "_error_context")
-    ]
+    modules = [sys.modules.get(module) for module in _FOREIGN]
+    contexts: list[Any] = [getattr(module, "_error_context", None) for module in modules]
+    contexts = [context for context in contexts if context is not None]
     lengths = [len(context.path) for context in contexts]
     for context in contexts:
         context.path.extend(path)
@@ -165,14 +157,6 @@ def foreign_path(path: list[str]) -> Iterator[None]:
     finally:
         for context, length in zip(contexts, lengths, strict=True):
             del context.path[length:]
-
-
-def _foreign() -> Iterator[tuple[str, dict[Any, Any]]]:
-    """Yields the modules of other libraries that are imported, with their registries."""
-    for module in _FOREIGN:
-        registry = _registry_of(module)
-        if registry:
-            yield module, registry
 
 
 def _registry_of(module: str) -> dict[Any, Any]:

@@ -14,7 +14,7 @@ so that children of any type work.
 
 Functions in equinox modules are code, not state: a function that is a child of a module, or inside
 of its lists, tuples and dicts, is not saved as a leaf. It is static data, or comes from the
-template. `split` separates them.
+template. `flatten` separates them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from treepack._src import paths as _paths
 from treepack._src.interop import equinox
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.flax import is_hijax_variable_type, is_linen_module
-from treepack._src.pytree import handlers
+from treepack._src.interop.modules import is_from
 from treepack._src.pytree.containers import (
     BUILTIN,
     DATACLASS,
@@ -39,22 +39,28 @@ from treepack._src.pytree.containers import (
     NAMEDTUPLE,
     STRUCT,
     NodeKind,
-    children_in_words,
+    children_message,
     data_fields,
     dict_children,
-    dict_in_words,
-    is_namedtuple,
+    dict_message,
     list_children,
 )
+from treepack._src.pytree.handlers import Handlers, handlers_of
 
 if TYPE_CHECKING:
     import jax
 
 
-def flatten(value: Any) -> tuple[dict[str, Any], jax.tree_util.PyTreeDef]:
-    """Returns the children of a pytree node by name, and its treedef.
+# Children by name.
+_Children = dict[str, Any]
 
-    Children whose keys are not unique are numbered.
+
+def flatten(value: Any) -> tuple[_Children, _Children, _Children, jax.tree_util.PyTreeDef]:
+    """Takes a pytree node apart.
+
+    Returns:
+      The children by name, numbered if their keys are not unique; the children that are state; the
+      functions among the others; and the treedef.
     """
     from jax.tree_util import tree_flatten_with_path
 
@@ -62,22 +68,32 @@ def flatten(value: Any) -> tuple[dict[str, Any], jax.tree_util.PyTreeDef]:
     children = {_paths.key_name(path[0]): child for path, child in flat}
     if len(children) != len(flat):
         children = {str(index): child for index, (_, child) in enumerate(flat)}
-    return children, treedef
+    values = children.values()
+    # Only modules of equinox have functions that are not state, and most have none.
+    is_plain = _PRUNED.isdisjoint(map(type, values)) and not any(map(callable, values))
+    if is_plain or not equinox.is_module(value):
+        return children, children, {}, treedef
+    return children, *_split(children), treedef
 
 
-def _open(target: Any) -> tuple[dict[str, Any], Callable[[dict[str, Any]], Any]]:
-    children, treedef = flatten(target)
+# Containers that may have functions as elements.
+_PRUNED = frozenset({list, tuple, dict})
+
+
+def _open(target: Any) -> tuple[_Children, Callable[[_Children], Any]]:
+    children, state, _, treedef = flatten(target)
 
     def make(new: dict[str, Any]) -> Any:
         return treedef.unflatten([new.get(name, child) for name, child in children.items()])
 
-    return split(target, children)[0], make
+    return state, make
 
 
 PYTREE = NodeKind(
-    lambda value: split(value, flatten(value)[0])[0],
+    lambda value: flatten(value)[1],
     lambda target, new: _open(target)[1](new),
-    children_in_words,
+    children_message,
+    "pytree",
     open=_open,
 )
 
@@ -85,14 +101,14 @@ PYTREE = NodeKind(
 _HIJAX = NodeKind(
     lambda variable: {"value": variable.get_value()},
     lambda variable, new: variable.replace(new["value"]),
-    children_in_words,
+    children_message,
 )
 
 # `jax.tree_util.Partial`, with flax's names for its children.
 PARTIAL = NodeKind(
     lambda partial: {"args": partial.args, "keywords": partial.keywords},
     lambda partial, new: type(partial)(partial.func, *new["args"], **new["keywords"]),
-    children_in_words,
+    children_message,
     more_allowed=True,
 )
 
@@ -120,19 +136,14 @@ class Pruned:
         """Returns a container with new children and the same functions."""
         items = self.functions() | new
         values = [items[name] for name in _items(self.container)]
-        return joined(type(self.container), self.keys(), values)
+        return self.join(type(self.container), self.keys(), values)
+
+    @staticmethod
+    def join(ty: type, keys: list[Any], values: list[Any]) -> Any:
+        return dict(zip(keys, values, strict=True)) if ty is dict else ty(values)
 
 
-def joined(ty: type, keys: list[Any], values: list[Any]) -> Any:
-    return dict(zip(keys, values, strict=True)) if ty is dict else ty(values)
-
-
-def split(module: Any, children: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Splits the children of a node into state and functions, which only equinox modules have."""
-    return _split(children) if equinox.is_module(module) else (children, {})
-
-
-def _split(children: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _split(children: _Children) -> tuple[_Children, _Children]:
     functions = {name: child for name, child in children.items() if is_function(child)}
     rest = {
         name: Pruned(child) if _has_functions(child) else child
@@ -152,21 +163,21 @@ def is_function(value: Any) -> bool:
 
 
 def _has_functions(value: Any) -> bool:
-    if type(value) not in (list, tuple, dict):
+    if type(value) not in _PRUNED:
         return False
     values = value.values() if type(value) is dict else value
     return any(is_function(child) or _has_functions(child) for child in values)
 
 
-PRUNED = NodeKind(Pruned.children, Pruned.make, children_in_words)
+PRUNED = NodeKind(Pruned.children, Pruned.make, children_message)
 
-# By the module of flax that defines a handler; see `handlers.is_from`.
+# By the module of flax that defines a handler; see `modules.is_from`.
 _OF_FLAX: dict[str, NodeKind] = {
     "flax.struct": STRUCT,
     "flax.core.frozen_dict": NodeKind(
         dict_children,
         lambda target, new: type(target)({key: new[str(key)] for key in target}),
-        dict_in_words,
+        dict_message,
         more_allowed=True,
     ),
 }
@@ -180,7 +191,7 @@ def kind_of(value: Any) -> NodeKind | None:
     ty = type(value)
     if issubclass(ty, type):
         return None
-    functions = handlers.find(ty)
+    functions = handlers_of(ty)
     if functions is not None:
         return _by_handlers(functions)
     kind = BUILTIN.get(ty) or _known.get(ty)
@@ -198,18 +209,18 @@ def kind_of(value: Any) -> NodeKind | None:
     return kind
 
 
-def _by_handlers(functions: handlers.Handlers) -> NodeKind:
+def _by_handlers(functions: Handlers) -> NodeKind:
     for module, kind in _OF_FLAX.items():
-        if handlers.is_from(functions.to_state, module):
+        if is_from(functions.to_state, module):
             return kind
-    return NodeKind(functions.to_state, functions.from_state, children_in_words, final=True)
+    return NodeKind(functions.to_state, functions.from_state, children_message, final=True)
 
 
 def _without_handlers(value: Any) -> NodeKind | None:
     ty = type(value)
     if _jax.is_partial_type(ty):
         return PARTIAL
-    if is_plain_namedtuple(ty):
+    if _jax.is_plain_namedtuple(ty):
         return NAMEDTUPLE
     if _jax.is_node(value):
         return PYTREE
@@ -224,18 +235,6 @@ def _without_handlers(value: Any) -> NodeKind | None:
     return None
 
 
-def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Returns a tree with the results of a function for its leaves; containers keep their order.
-
-    A node whose handler of the program converts it is a leaf.
-    """
-    kind = kind_of(tree)
-    if kind is None or kind.final:
-        return function(tree)
-    children, make = kind.opened(tree)
-    return make({name: map_tree(function, child) for name, child in children.items()})
-
-
 def describes_array(value: Any) -> bool:
     """Returns whether a dataclass describes an array: its fields include a shape and a dtype.
 
@@ -247,18 +246,13 @@ def describes_array(value: Any) -> bool:
     return isinstance(shape, (tuple, list)) and isinstance(dtype, (np.dtype, type))
 
 
-def is_plain_namedtuple(ty: type) -> bool:
-    """Returns whether a type is a namedtuple that is not registered with JAX."""
-    return is_namedtuple(ty) and _jax.is_plain_namedtuple(ty)
-
-
 def is_container_type(ty: type) -> bool:
     """Returns whether objects of a type are containers, judged by the type alone."""
     return (
-        handlers.find(ty) is not None
+        handlers_of(ty) is not None
         or ty in BUILTIN
         or issubclass(ty, (dict, list))
-        or is_namedtuple(ty)
+        or _jax.is_namedtuple(ty)
         or dataclasses.is_dataclass(ty)
         or (ty is not type(None) and _jax.is_node_type(ty))
         or is_hijax_variable_type(ty)

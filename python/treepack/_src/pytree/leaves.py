@@ -28,9 +28,10 @@ from treepack._src.interop import jax as _jax
 from treepack._src.interop.libraries import is_marker
 from treepack._src.interop.modules import instance_of
 from treepack._src.interop.shardings import fitting
+from treepack._src.options import Static
 from treepack._src.pytree import prng as _prng
+from treepack._src.pytree.handlers import handlers_of
 from treepack._src.pytree.kinds import describes_array, is_function, kind_of
-from treepack._src.pytree.left_out import LeftOut
 
 if TYPE_CHECKING:
     import jax
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
 _BUILTIN = (str, bytes, int, float, bool, complex, type(None))
 
 
-def classify(value: Any, left_out: LeftOut | None = None) -> Class:
-    """Returns the class of a value, which depends only on its type and on `left_out`."""
+def classify(value: Any, static: Static | None = None) -> Class:
+    """Returns the class of a value, which depends only on its type and on the option `static`."""
     if isinstance(value, (np.ndarray, np.generic)):
         return Class.NODE if kind_of(value) is not None else _class_of_array(value)
     if msgpack.is_ext(value):
@@ -63,10 +64,14 @@ def classify(value: Any, left_out: LeftOut | None = None) -> Class:
         return Class.CODE
     if is_marker(value):  # or another object of its type, which raises later
         return Class.CODE
-    may_skip = left_out is not None and left_out.static == "skip"
-    if may_skip and not (_jax.is_tracer(value) or holds_data(value)):
+    if static == "skip" and not (_jax.is_tracer(value) or holds_data(value)):
         return Class.CODE
     return Class.UNSUPPORTED
+
+
+def is_abstract_array(value: object) -> bool:
+    """Returns whether a leaf is an array of JAX or a `ShapeDtypeStruct`, and has no handler."""
+    return _jax.is_abstract(value) and handlers_of(type(value)) is None
 
 
 def _class_of_array(value: np.ndarray | np.generic) -> Class:
@@ -113,14 +118,14 @@ def _has_property(value: Any) -> bool:
     return isinstance(getattr(type(value), "value", None), property)
 
 
-def has_array_protocol(value: Any) -> bool:
+def _has_array_protocol(value: Any) -> bool:
     """Returns whether a value is an array of a library that NumPy or JAX converts."""
     return any(hasattr(type(value), name) for name in ("__array__", "__dlpack__"))
 
 
 def holds_data(value: Any) -> bool:
     """Returns whether a value is plain, or an array or buffer that NumPy reads."""
-    return isinstance(value, _BUILTIN) or has_array_protocol(value) or _is_buffer(value)
+    return isinstance(value, _BUILTIN) or _has_array_protocol(value) or _is_buffer(value)
 
 
 def _is_buffer(value: Any) -> bool:
@@ -193,7 +198,7 @@ _REMEDIES: list[tuple[Any, str]] = [
         _has_array,
         "save numpy.asarray(...) of it, or jax.numpy.from_dlpack(...) if an accelerator has it",
     ),
-    (has_array_protocol, "save numpy.from_dlpack(...) or jax.numpy.from_dlpack(...) of it"),
+    (_has_array_protocol, "save numpy.from_dlpack(...) or jax.numpy.from_dlpack(...) of it"),
     (_is_buffer, "save numpy.asarray(...) of it"),
     (
         _is_named_function,
@@ -215,19 +220,7 @@ def remedy(value: Any) -> str | None:
 _PACKED = {"int2", "uint2", "int4", "uint4", "float4_e2m1fn"}
 
 
-def host_view(array: jax.Array) -> np.ndarray | None:
-    """Returns a view of an array in one block of host memory, or `None`."""
-    devices = array.devices()
-    if len(devices) != 1 or next(iter(devices)).platform != "cpu":
-        return None
-    if array.dtype.name in _PACKED:
-        with _jax.explicit():
-            return _unshared(array).__array__()
-    # np.asarray would first try protocols that not all dtypes have.
-    return array.__array__()
-
-
-def abstract(
+def abstract_array(
     shape: tuple[int, ...], dtype: np.dtype, weak_type: bool = False, sharding: Any = None
 ) -> jax.ShapeDtypeStruct:
     """Returns the `ShapeDtypeStruct` of an array without reading it."""
@@ -236,37 +229,47 @@ def abstract(
     return struct(shape, dtype, weak_type=weak_type, sharding=sharding)  # type: ignore[no-any-return]
 
 
-def start_transfer(array: jax.Array) -> list[tuple[list[int], jax.Array]]:
-    """Starts to copy an array to host memory.
+class Transfer:
+    """Copies an array to the memory of the host.
 
-    Returns:
-      Its distinct shards, each with the index of its first element; for `finish_transfer`.
+    Attributes:
+      shards: The distinct shards of the array, each with the index of its first element.
     """
-    shards = shards_of(array)
-    with _jax.explicit():
-        for _, shard in shards:
-            if shard.platform() != "cpu":
-                shard.copy_to_host_async()
-    return shards
 
+    @staticmethod
+    def view(array: jax.Array) -> np.ndarray | None:
+        """Returns a view of an array in one block of host memory, if it needs no copy."""
+        devices = array.devices()
+        if len(devices) != 1 or next(iter(devices)).platform != "cpu":
+            return None
+        if array.dtype.name in _PACKED:
+            with _jax.explicit():
+                return _unshared(array).__array__()
+        # np.asarray would first try protocols that not all dtypes have.
+        return array.__array__()
 
-def finish_transfer(
-    shards: list[tuple[list[int], jax.Array]],
-) -> list[tuple[list[int], np.ndarray]]:
-    """Returns the shards of `start_transfer` in host memory, in C order."""
-    with _jax.explicit():
-        return [(start, np.asarray(shard, order="C")) for start, shard in shards]
+    def __init__(self, array: jax.Array):
+        if array.is_fully_replicated:
+            self.shards = [([0] * array.ndim, _unshared(array.addressable_data(0)))]
+            return
+        self.shards = [
+            ([index.start or 0 for index in shard.index], _unshared(shard.data))
+            for shard in array.addressable_shards
+            if shard.replica_id == 0
+        ]
 
+    def start(self) -> Transfer:
+        """Starts to copy the shards."""
+        with _jax.explicit():
+            for _, shard in self.shards:
+                if shard.platform() != "cpu":
+                    shard.copy_to_host_async()
+        return self
 
-def shards_of(array: jax.Array) -> list[tuple[list[int], jax.Array]]:
-    """Returns the distinct shards of an array, each with the index of its first element."""
-    if array.is_fully_replicated:
-        return [([0] * array.ndim, _unshared(array.addressable_data(0)))]
-    return [
-        ([index.start or 0 for index in shard.index], _unshared(shard.data))
-        for shard in array.addressable_shards
-        if shard.replica_id == 0
-    ]
+    def finish(self) -> list[tuple[list[int], np.ndarray]]:
+        """Returns the shards in the memory of the host, in C order."""
+        with _jax.explicit():
+            return [(start, np.asarray(shard, order="C")) for start, shard in self.shards]
 
 
 def _unshared(array: jax.Array) -> jax.Array:
@@ -277,14 +280,3 @@ def _unshared(array: jax.Array) -> jax.Array:
     import jax
 
     return jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array])
-
-
-def to_contiguous(array: np.ndarray) -> np.ndarray:
-    """Returns a copy of an array in C order and native byte order.
-
-    Raises:
-      TypeError: If elements are masked.
-    """
-    if np.ma.is_masked(array):
-        raise TypeError(explain(array))
-    return np.array(array, dtype=array.dtype.newbyteorder("="), order="C", copy=True, subok=False)

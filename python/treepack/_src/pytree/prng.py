@@ -33,7 +33,7 @@ def is_key_like(value: object) -> bool:
     return bool(jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key))  # type: ignore[attr-defined]
 
 
-def unwrap(key: jax.Array) -> tuple[str, jax.Array]:
+def unwrap_key(key: jax.Array) -> tuple[str, jax.Array]:
     """Returns the name of the implementation of a key array, and its data.
 
     Raises:
@@ -48,8 +48,8 @@ def unwrap(key: jax.Array) -> tuple[str, jax.Array]:
 
 
 def on_host(key: jax.Array) -> tuple[str, np.ndarray]:
-    """Returns the parts of a key array as `unwrap` does, with the data in host memory."""
-    impl, data = unwrap(key)
+    """Returns the parts of a key array as `unwrap_key` does, with the data in host memory."""
+    impl, data = unwrap_key(key)
     return impl, _jax.on_host(data)
 
 
@@ -61,8 +61,8 @@ def key_text(dtype: Any) -> str:
     return str(dtype)
 
 
-def wrap(impl: Any, data: Any) -> jax.Array | jax.ShapeDtypeStruct | None:
-    """Builds a key array from the parts that `unwrap` returns.
+def wrap_key(impl: Any, data: Any) -> jax.Array | jax.ShapeDtypeStruct | None:
+    """Builds a key array from the parts that `unwrap_key` returns.
 
     Returns:
       The key array; `None` if the parts are invalid, or JAX is not installed.

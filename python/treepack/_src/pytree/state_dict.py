@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from treepack._src import paths as _paths
 from treepack._src.pytree.kinds import is_container_type, kind_of
 from treepack.errors import StateDictKeyError
 
@@ -100,22 +99,6 @@ def map_leaves(f: Callable[[Any], Any], state: Any, absent: Any = _NOTHING) -> A
             children.append(map_leaves(f, child, absent))
         return children if ty is list else tuple(children)
     return f(state)
-
-
-def leaf_paths(tree: Any, path: str | _paths.Trail | list[str]) -> Iterator[str]:
-    """Yields the paths of all leaves of a tree at a path."""
-    return (_paths.text(leaf) for leaf, _ in leaves_of(tree, tuple(_paths.parts(path))))
-
-
-def state_leaves(
-    state: Any, path: _paths.Trail, *, ends: bool = False
-) -> Iterator[tuple[_paths.Trail, Any]]:
-    """Yields the paths and leaves of a state at a path; with `ends`, also empty dicts."""
-    if not isinstance(state, Mapping) or (ends and not state):
-        yield path, state
-        return
-    for key, child in state.items():
-        yield from state_leaves(child, _paths.Trail(path, str(key)), ends=ends)
 
 
 def leaves_of(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -15,13 +15,10 @@ from treepack._src.paths import Trail
 from treepack._src.pytree.kinds import kind_of
 from treepack.errors import DecodeError
 
-# The path of a node, and another path of the same node.
-Tie = tuple[str, str]
-
 _ROOT = Trail()
 
 
-def ties_of(tree: Any) -> list[Tie]:
+def ties_of(tree: Any) -> list[tuple[str, str]]:
     """Returns the ties of a tree: for each node, its first path with each further one."""
     first: dict[int, tuple[Trail, Any]] = {}  # with the nodes, so that their ids stay theirs
     ties = []
@@ -37,18 +34,13 @@ def shareable(node: Any, trail: Trail = _ROOT) -> Iterator[tuple[Trail, Any]]:
     kind = kind_of(node)
     if kind is None or kind.final:
         return
-    if is_shareable(node):
+    if flax.is_graph_node_type(type(node)):
         yield trail, node
     for name, child in kind.children(node).items():
         yield from shareable(child, Trail(trail, str(name)))
 
 
-def is_shareable(node: Any) -> bool:
-    """Returns whether a node has an identity, so that several places may share it."""
-    return flax.is_graph_node_type(type(node))
-
-
-def tied(tree: Any, ties: Iterable[Tie], above: Sequence[str] = ()) -> Any:
+def tied(tree: Any, ties: Iterable[tuple[str, str]], above: Sequence[str] = ()) -> Any:
     """Returns a tree that has one node at both paths of each tie.
 
     Args:
@@ -128,4 +120,5 @@ class _Branch:
 
     def _is_like(self, node: Any) -> bool:
         """Returns whether the tree has a node of the same type here, which may be shared."""
-        return bool(self._node) and is_shareable(node) and type(self._node[0]) is type(node)
+        ty = type(node)
+        return bool(self._node) and flax.is_graph_node_type(ty) and type(self._node[0]) is ty

@@ -21,16 +21,15 @@ import numpy as np
 
 from treepack._core import Class
 from treepack._src.interop import flax
-from treepack._src.interop.jax import is_array, is_treedef
+from treepack._src.interop.jax import is_array, is_namedtuple, is_treedef
 from treepack._src.interop.libraries import LIBRARIES, PLAIN_BYTES, is_marker, library_of_type
 from treepack._src.interop.modules import instance_of
-from treepack._src.pytree.containers import fields_of, is_namedtuple
-from treepack._src.pytree.handlers import WALKED_NATIVELY
 from treepack._src.pytree.kinds import kind_of
-from treepack._src.pytree.leaves import classify, has_array_protocol
+from treepack._src.pytree.leaves import classify
 from treepack._src.pytree.prng import is_key
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.registry.definitions import attributes, slots_of
+from treepack._src.registry.fields import fields_of
 
 _DEFINITIONS = (
     *(type, types.ModuleType, types.FunctionType, types.GenericAlias, inspect.Signature),
@@ -63,7 +62,8 @@ def is_code(value: Any) -> bool:
 def check_is_tree(target: Any) -> None:
     """Raises a TypeError if a template is an object without leaves, such as code that makes it."""
     ty = type(target)
-    if ty in WALKED_NATIVELY:
+    is_plain = ty in _PLAIN and not callable(target)
+    if is_plain or ty in (dict, list, tuple, np.ndarray):
         return
     if kind_of(target) is not None and not flax.is_graph_definition(target):
         return
@@ -213,4 +213,5 @@ def _is_array(value: Any) -> bool:
     if is_key(value):
         return True
     known = isinstance(value, np.ndarray) or is_array(value)
-    return (known or has_array_protocol(value)) and getattr(value, "ndim", 1) != 0
+    known = known or hasattr(type(value), "__array__") or hasattr(type(value), "__dlpack__")
+    return known and getattr(value, "ndim", 1) != 0

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from treepack._src.interop.modules import found_at, imported
-from treepack._src.pytree.containers import is_inert_factory
 from treepack.errors import UnregisteredTypeError
 
 
@@ -71,6 +70,18 @@ def counts(parts: Any) -> tuple[int, ...]:
             )
     checked: tuple[int, ...] = parts
     return checked
+
+
+# The default factories that a file may cause to run by naming a type: they are cheap.
+_FACTORIES: tuple[Any, ...] = (
+    *(None, bool, int, float, complex, str, bytes),
+    *(tuple, list, dict, set, frozenset),
+)
+
+
+def is_inert_factory(factory: Any) -> bool:
+    """Returns whether a file may cause a default factory to run."""
+    return any(factory is known for known in _FACTORIES)
 
 
 def checked_factory(factory: Any) -> Any:

@@ -19,13 +19,12 @@ from treepack._src.interop.jax import (
     is_array,
     is_extended,
     is_of_nn,
+    is_plain_namedtuple,
     is_treedef,
     partial_function,
     treedef_with,
 )
 from treepack._src.interop.modules import imported, instance_of
-from treepack._src.pytree.containers import is_namedtuple
-from treepack._src.pytree.kinds import is_plain_namedtuple
 from treepack._src.registry.array_codecs import (
     MOST_DIMENSIONS,
     array_of,
@@ -106,7 +105,7 @@ def _treedef(parts: Any) -> Any:
         fits = auxdata is None and not children
     elif ty is dict:
         fits = type(auxdata) is list and len(auxdata) == len(children) == len(_set(auxdata))
-    elif is_namedtuple(ty) and is_plain_namedtuple(ty):
+    elif is_plain_namedtuple(ty):
         fits = len(children) == len(getattr(ty, "_fields", ()))
     elif entry is not None and entry.fields is not None and entry.checked:
         data, meta = entry.fields

@@ -11,11 +11,13 @@ import enum
 import functools
 import operator
 from collections.abc import Callable, Iterable
+from types import MemberDescriptorType
 from typing import Any, NamedTuple
 
 from treepack._src.interop import flax
-from treepack._src.pytree.containers import fields_of, from_fields, has_setter, is_namedtuple
+from treepack._src.interop.jax import is_namedtuple
 from treepack._src.pytree.leaves import as_plain
+from treepack._src.registry.fields import fields_of, from_fields
 from treepack._src.registry.libraries import library_name
 from treepack._src.registry.names import Names, default_name, reads_nothing
 
@@ -58,6 +60,12 @@ def is_definition(ty: type) -> bool:
         and not flax.is_graph_definition_type(ty)
         and not flax.is_linen_module_type(ty)
     )
+
+
+def has_setter(ty: type, name: str) -> bool:
+    """Returns whether setting an attribute runs code of the type; slots do not."""
+    attribute = next((vars(base)[name] for base in ty.__mro__ if name in vars(base)), None)
+    return hasattr(type(attribute), "__set__") and not isinstance(attribute, MemberDescriptorType)
 
 
 def name_and_parts(value: Any) -> tuple[str, Any] | None:

@@ -1,14 +1,17 @@
-"""Splits the fields of a node type into children and static data."""
+"""Splits nodes and static data into fields, and makes objects of fields without their code."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from treepack._src.interop.jax import retire
-from treepack._src.pytree.containers import namedtuple_of, with_attributes
+from treepack._src.interop.libraries import library_of_type
+from treepack._src.pytree.containers import namedtuple_of
 from treepack._src.pytree.kinds import flatten
+from treepack._src.registry.codec import is_inert_factory
 
 
 class Fields(NamedTuple):
@@ -40,7 +43,7 @@ class Fields(NamedTuple):
             probe = None
             try:
                 probe = with_attributes(nodetype, marks)
-                children, treedef = flatten(probe)
+                children, *_, treedef = flatten(probe)
                 break
             except AttributeError as error:
                 # A class that is not a dataclass: its flatten function reads one field after the
@@ -75,3 +78,54 @@ class Fields(NamedTuple):
 def dataclass_fields(nodetype: Any) -> Sequence[dataclasses.Field[Any]]:
     """Returns the fields of a dataclass; an empty sequence for other types."""
     return dataclasses.fields(nodetype) if dataclasses.is_dataclass(nodetype) else ()
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """Returns the fields of a dataclass or namedtuple, by name."""
+    return {name: getattr(value, name) for name in _field_names(type(value))}
+
+
+def _field_names(ty: Any) -> list[str]:
+    if issubclass(ty, tuple):
+        return list(ty._fields)
+    return [field.name for field in dataclasses.fields(ty)]
+
+
+def from_fields(ty: Any, fields: dict[str, Any]) -> Any:
+    """Builds a dataclass or namedtuple from fields; missing fields get their defaults."""
+    if type(fields) is not dict:  # lookups in other types may be slow
+        raise ValueError(f"expected a dict of fields, found {type(fields).__name__}")
+    names = _field_names(ty)
+    defaults = {name: default_of(ty, name) for name in names if name not in fields}
+    if not fields.keys() <= set(names) or not all(defaults.values()):
+        raise ValueError(f"expected the fields {sorted(names)}, found {sorted(fields)}")
+    values = {name: fields[name] if name in fields else defaults[name][0]() for name in names}
+    is_tuple = issubclass(ty, tuple)
+    return namedtuple_of(ty, values.values()) if is_tuple else with_attributes(ty, values)
+
+
+def default_of(ty: Any, name: str) -> list[Callable[[], Any]]:
+    """Returns the factory of a field's default in a list, which is empty if there is none.
+
+    Factories of libraries are ignored, since a file without the field would call them.
+    """
+    named: dict[str, Any] = getattr(ty, "_field_defaults", {})
+    if name in named:
+        return [lambda: named[name]]
+    for field in dataclasses.fields(ty) if dataclasses.is_dataclass(ty) else ():
+        if field.name != name:
+            continue
+        factory = field.default_factory
+        if factory is not dataclasses.MISSING:
+            return [factory] if library_of_type(ty) is None or is_inert_factory(factory) else []
+        if field.default is not dataclasses.MISSING:
+            return [functools.partial(getattr, field, "default")]
+    return []
+
+
+def with_attributes(ty: type, attributes: dict[str, Any]) -> Any:
+    """Creates an object with attributes, without running code of its type."""
+    new: Any = object.__new__(ty)
+    for name, value in attributes.items():
+        object.__setattr__(new, name, value)
+    return new

@@ -15,18 +15,9 @@ from typing import Any, NamedTuple
 
 from treepack._src.interop import equinox
 from treepack._src.interop import jax as _jax
-from treepack._src.pytree import handlers
-from treepack._src.pytree.containers import (
-    DATACLASS,
-    NAMEDTUPLE,
-    STRUCT,
-    NodeKind,
-    data_fields,
-    is_namedtuple,
-    namedtuple_of,
-    struct_fields,
-)
-from treepack._src.pytree.kinds import PYTREE, kind_of
+from treepack._src.interop.modules import is_from
+from treepack._src.pytree.containers import NodeKind, namedtuple_of
+from treepack._src.pytree.kinds import kind_of
 from treepack._src.registry.fields import Fields
 from treepack._src.registry.types import TYPES, NodeType
 from treepack._src.registry.unregistered import unregistered
@@ -73,28 +64,28 @@ def fixed_fields(node: Any) -> FixedFields | None:
     if entry is not None:
         fits = not entry.checked or entry.fields == (fields.names, fields.static)
         entry = entry if fits and entry.writes_auxdata and fields.static is not None else None
-    return fields._replace(make=fields.make or make, pytree=kind is PYTREE, type=entry)
+    return fields._replace(make=fields.make or make, pytree=kind.sort == "pytree", type=entry)
 
 
 def _of_kind(kind: NodeKind, node: Any) -> FixedFields | None:
     ty = type(node)
-    if kind is NAMEDTUPLE:
+    if kind.sort == "namedtuple":
         if not _has_elements_as_fields(ty):
             return None
         return FixedFields(list(ty._fields), [], lambda _, new: namedtuple_of(ty, new))
-    if kind is DATACLASS:
-        return FixedFields(data_fields(node))
-    if kind is STRUCT:
-        names = struct_fields(node)
+    if kind.names is None:
+        return _of_pytree(node) if kind.sort == "pytree" else None
+    names = kind.names(node)
+    if kind.sort == "struct":
         fields = _of_pytree(node)
         if fields is None or fields.static is None or fields.names != names:
             return FixedFields(names)
         # Like `replace`, in fewer steps. A struct may override `replace`, and `__init__` may take
         # parameters that are not fields.
         has_only_fields = len(ty.__dataclass_fields__) == len(dataclasses.fields(ty))
-        by_fields = has_only_fields and handlers.is_from(node.replace, "flax.struct")
+        by_fields = has_only_fields and is_from(node.replace, "flax.struct")
         return FixedFields(names, fields.static, fields.make if by_fields else None)
-    return _of_pytree(node) if kind is PYTREE else None
+    return FixedFields(names)
 
 
 def _has_elements_as_fields(ty: Any) -> bool:
@@ -121,7 +112,7 @@ def _of_pytree(node: Any) -> FixedFields | None:
     if ty in _known:
         return _known[ty]
     functions = _jax.node_functions(ty)
-    if functions is None or is_namedtuple(ty):
+    if functions is None or _jax.is_namedtuple(ty):
         fields = None
     elif equinox.is_module(node):
         fields = _of_module(node, *functions)

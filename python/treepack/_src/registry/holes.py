@@ -14,9 +14,9 @@ import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.interop import equinox, flax
 from treepack._src.interop.libraries import LIBRARIES
-from treepack._src.pytree.left_out import LeftOut
 from treepack._src.registry.code import holds_arrays, is_code
 from treepack._src.registry.definitions import name_and_parts
+from treepack._src.registry.left_out import LeftOut
 from treepack._src.registry.names import OlderDefinitionError
 
 

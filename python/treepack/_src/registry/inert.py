@@ -26,9 +26,8 @@ from treepack._src.interop import equinox, flax
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.libraries import library_of_type
 from treepack._src.interop.modules import found_at
-from treepack._src.pytree.containers import fields_of, has_setter, is_generated
-from treepack._src.registry.definitions import AUXDATA, FUNCTIONS, is_definition
-from treepack._src.registry.fields import Fields
+from treepack._src.registry.definitions import AUXDATA, FUNCTIONS, has_setter, is_definition
+from treepack._src.registry.fields import Fields, fields_of
 from treepack._src.registry.holes import Hole
 from treepack._src.registry.python_codecs import ATOMS
 from treepack.errors import DecodeError
@@ -163,7 +162,7 @@ def is_key(value: Any) -> bool:
         if isinstance(value, found_at(module, name) or ()):
             return all(map(is_key, parts(value)))
     if dataclasses.is_dataclass(ty) and is_definition(ty):
-        generated = _hashes_like(ty) or (is_generated(ty.__hash__) and is_generated(ty.__eq__))
+        generated = _hashes_like(ty) or (_is_generated(ty.__hash__) and _is_generated(ty.__eq__))
         return generated and all(map(is_key, fields_of(value).values()))
     return is_inert(value)
 
@@ -208,14 +207,19 @@ def storing(ty: Any, fields: Fields | None) -> Stores | None:
     return None if check is None else functools.partial(check, ty)
 
 
+def _is_generated(function: Any) -> bool:
+    """Returns whether `dataclasses` generated a function, which only stores or compares fields."""
+    return getattr(getattr(function, "__code__", None), "co_filename", "") == "<string>"
+
+
 def _init_stores(ty: Any) -> bool:
     """Returns whether calling a dataclass with its fields only stores them."""
     return (
-        is_generated(ty.__init__)
+        _is_generated(ty.__init__)
         and not hasattr(ty, "__post_init__")
         and ty.__new__ is object.__new__
         and type(ty).__call__ is type.__call__
-        and (ty.__setattr__ is object.__setattr__ or is_generated(ty.__setattr__))
+        and (ty.__setattr__ is object.__setattr__ or _is_generated(ty.__setattr__))
         and not any(has_setter(ty, field.name) for field in dataclasses.fields(ty))
     )
 

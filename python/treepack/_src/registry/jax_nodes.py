@@ -11,13 +11,11 @@ import treepack._core as core
 from treepack._src.interop import equinox
 from treepack._src.interop.jax import argument_order, registered_unflatten, unflattener
 from treepack._src.interop.libraries import library_of_type
-from treepack._src.pytree import kinds as code
-from treepack._src.pytree.containers import fields_of
 from treepack._src.pytree.kinds import flatten
-from treepack._src.pytree.left_out import NOTHING, LeftOut
 from treepack._src.registry import holes as _holes
-from treepack._src.registry.fields import Fields, dataclass_fields
+from treepack._src.registry.fields import Fields, dataclass_fields, fields_of
 from treepack._src.registry.inert import is_given, is_inert, storing
+from treepack._src.registry.left_out import NOTHING, LeftOut
 from treepack._src.registry.names import default_name
 from treepack._src.registry.types import (
     NodeType,
@@ -46,8 +44,7 @@ def jax_node_type(
     foreign = stores is None and library is not None
 
     def flatten_node(node: Any, left_out: LeftOut) -> tuple[bytes, dict[str, Any]]:
-        children, treedef = flatten(node)
-        state, functions = code.split(node, children)
+        children, state, functions, treedef = flatten(node)
         auxdata = treedef.node_data()[1]
         data = encode(auxdata) if encode else encode_auxdata(auxdata, left_out, nodetype, meta)
         if fields is not None and list(children) != fields.data:
@@ -58,10 +55,9 @@ def jax_node_type(
         return data, state
 
     def static_of(node: Any) -> dict[str, Any]:
-        children, treedef = flatten(node)
+        *_, functions, treedef = flatten(node)
         auxdata = treedef.node_data()[1]
-        fields = _holes.by_field(auxdata, meta, nodetype)
-        return {**code.split(node, children)[1], **fields, "": auxdata}
+        return {**functions, **_holes.by_field(auxdata, meta, nodetype), "": auxdata}
 
     def check(static: Any) -> None:
         if type(static) is _Marked:

@@ -16,10 +16,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from treepack._src.interop.jax import is_node_type
+from treepack._src.interop.jax import is_namedtuple, is_node_type
 from treepack._src.interop.libraries import LIBRARIES, library_of_type
 from treepack._src.interop.modules import imported
-from treepack._src.pytree.containers import is_namedtuple
 from treepack._src.registry.names import default_name
 
 # Modules whose nodes have static data in the order of a set, which differs between processes:

@@ -14,11 +14,13 @@ from treepack._src.interop.libraries import library_of_type
 from treepack._src.interop.modules import imported
 from treepack._src.printable import shortened
 from treepack._src.pytree.containers import NodeKind
-from treepack._src.pytree.kinds import PYTREE, kind_of
+from treepack._src.pytree.kinds import kind_of
+from treepack._src.pytree.ties import tied
 from treepack._src.registry.code import is_code
 from treepack._src.registry.definitions import is_definition, made_of, part_of
 from treepack._src.registry.fields import Fields
 from treepack._src.registry.holes import Code, Hole
+from treepack._src.registry.jax_nodes import holds_code
 from treepack._src.registry.libraries import library_name, library_of, remedy
 from treepack._src.registry.names import default_name
 from treepack._src.registry.nodes import BY_JAX, by_name, own, type_of
@@ -41,6 +43,9 @@ class Lookups:
       values: The values, by the parts of their paths.
       longest: The number of parts of the longest path.
     """
+
+    holds_code = staticmethod(holds_code)
+    tied = staticmethod(tied)
 
     def __init__(
         self,
@@ -76,6 +81,12 @@ class Lookups:
         self._suggestions: list[str] = []
         self._hints: dict[str, None] = {}
         self._unregistered: dict[str, None] = {}
+
+    @staticmethod
+    def upgrades(name: str, version: int) -> bool:
+        """Returns whether a load upgrades nodes that were saved in a version of their type."""
+        entry = TYPES.by_name(name)
+        return entry is not None and entry.upgrade is not None and version < entry.version
 
     def node_type(self, number: int) -> NodeType | None:
         """Finds a type of the record, and converts it to read nodes with the saved fields.
@@ -227,7 +238,7 @@ def _collect_types(
     kind = seen[ty]
     if kind is None or kind.final:
         return
-    for child in _jax.children(tree) if kind is PYTREE else kind.children(tree).values():
+    for child in _jax.children(tree) if kind.sort == "pytree" else kind.children(tree).values():
         if type(child) not in seen or seen[type(child)] is not None:
             _collect_types(child, types, seen)
 

@@ -10,18 +10,20 @@ import treepack._core as core
 from treepack._src.interop import equinox, flax
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.modules import found_at
-from treepack._src.pytree import handlers
-from treepack._src.pytree.containers import NodeKind, check_unique_keys, is_inert_factory
-from treepack._src.pytree.kinds import Pruned, joined, kind_of
+from treepack._src.interop.shardings import describe as describe_sharding
+from treepack._src.pytree.containers import NodeKind
+from treepack._src.pytree.handlers import handlers_of
+from treepack._src.pytree.kinds import Pruned, kind_of
 from treepack._src.pytree.leaves import explain, remedy
-from treepack._src.pytree.left_out import LeftOut
 from treepack._src.pytree.state_dict import leaves_of, to_state_dict
 from treepack._src.registry import holes as _holes
 from treepack._src.registry import static as _static
 from treepack._src.registry.code import is_code
-from treepack._src.registry.codec import as_parts, checked_factory, exactly
+from treepack._src.registry.codec import as_parts, checked_factory, exactly, is_inert_factory
+from treepack._src.registry.definitions import AUXDATA
 from treepack._src.registry.fields import Fields
 from treepack._src.registry.inert import checked_keys
+from treepack._src.registry.left_out import LeftOut
 from treepack._src.registry.libraries import find
 from treepack._src.registry.names import default_name
 from treepack._src.registry.types import (
@@ -43,7 +45,7 @@ def check_name(ty: type, name: str, aliases: Iterable[str] = ()) -> None:
             )
     TYPES.check(ty, name, aliases)
     for alias in aliases:
-        _static.check_alias(ty, alias)
+        AUXDATA.check_alias(ty, alias)
         theirs = find(alias)
         if theirs is not None and theirs is not ty:
             raise ValueError(
@@ -52,11 +54,8 @@ def check_name(ty: type, name: str, aliases: Iterable[str] = ()) -> None:
             )
 
 
-# Hooks
-
-
-def flatten_node(
-    node: Any, left_out: LeftOut
+def _flatten(
+    left_out: LeftOut, node: Any
 ) -> tuple[str, Fields | None, int, bytes, dict[str, Any], bool] | None:
     """Flattens a node.
 
@@ -72,7 +71,7 @@ def flatten_node(
     ty = type(node)
     left_out.meet(node)
     entry = TYPES.entry_of(ty) or own(ty)
-    handled = handlers.find(ty) is not None
+    handled = handlers_of(ty) is not None
     kind = kind_of(node) if handled or entry is None else None
     if entry is None:
         if _jax.is_array(node):
@@ -93,6 +92,13 @@ def flatten_node(
                 return entry.name, entry.fields, entry.version, data, named, False
             return _UNNAMED, None, 0, *_flatten_unnamed(node, kind), True
     return entry.name, entry.fields, entry.version, data, children, False
+
+
+class Recorder(LeftOut):
+    """Describes the nodes and shardings of one save for its record."""
+
+    flatten = _flatten
+    describe_sharding = staticmethod(describe_sharding)
 
 
 def _named_by_handler(state: Any, children: dict[str, Any]) -> dict[str, Any] | None:
@@ -139,19 +145,16 @@ def type_of(ty: type, kind: NodeKind | None) -> NodeType | None:
     return TYPES.entry_of(ty) or own(ty) or (None if kind is None else unregistered(ty, kind))
 
 
-def name_for(ty: type) -> str:
-    """Returns the registered name of a type, or else its default name."""
-    return TYPES.name_of(ty) or default_name(ty)
-
-
-def is_named(ty: type, name: str) -> bool:
-    """Returns whether a name in a file stands for a type."""
+def other_name(ty: type, name: str) -> str | None:
+    """Returns the name of a type; `None` if a name in a file stands for the type, too."""
     if name == _CODE:
-        return flax.is_graph_definition_type(ty)  # other code is not a container
-    if name == _UNNAMED:
-        return ty not in BY_JAX  # the type is unknown
-    entry = by_name(name)
-    return entry.ty is ty if entry is not None else name == default_name(ty)
+        is_same = flax.is_graph_definition_type(ty)  # other code is not a container
+    elif name == _UNNAMED:
+        is_same = ty not in BY_JAX  # the type is unknown
+    else:
+        entry = by_name(name)
+        is_same = entry.ty is ty if entry is not None else name == default_name(ty)
+    return None if is_same else TYPES.name_of(ty) or default_name(ty)
 
 
 def by_name(name: str) -> NodeType | None:
@@ -168,7 +171,7 @@ def _mapping(ty: Any, name: str) -> NodeType:
     """Describes a type of mappings with any keys, and perhaps a default factory."""
 
     def flatten(mapping: Any, left_out: LeftOut) -> tuple[bytes, dict[str, Any]]:
-        check_unique_keys(mapping)
+        core.check_unique_keys(mapping)
         keys = None if all(type(key) is str for key in mapping) else list(mapping)
         children = {str(key): value for key, value in mapping.items()}
         factory = getattr(mapping, "default_factory", None)
@@ -234,7 +237,7 @@ def _unflatten_pruned(static: Any, names: list[str], children: list[Any]) -> Any
         name for name in map(str, keys) if name in values
     ]:
         raise ValueError("expected a container with functions")
-    return joined(_PRUNED[kind], keys, [values[str(key)] for key in keys])
+    return Pruned.join(_PRUNED[kind], keys, [values[str(key)] for key in keys])
 
 
 _PRUNED: dict[str, type] = {"list": list, "tuple": tuple, "dict": dict}

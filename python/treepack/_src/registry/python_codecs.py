@@ -13,12 +13,12 @@ import uuid
 import zoneinfo
 from typing import Any
 
-from treepack._src.pytree.containers import is_inert_factory
 from treepack._src.registry.codec import (
     Codec,
     checked_factory,
     codec,
     instance,
+    is_inert_factory,
     of_attributes,
     of_value,
 )

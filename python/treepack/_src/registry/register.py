@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 import treepack._core as core
-from treepack._src.interop.jax import is_node_type, needed
-from treepack._src.pytree.containers import is_namedtuple
-from treepack._src.pytree.kinds import is_plain_namedtuple
+from treepack._src.interop.jax import is_namedtuple, is_node_type, is_plain_namedtuple, needed
 from treepack._src.registry import jax_export as _jax_export
 from treepack._src.registry import nodes as _nodes
 from treepack._src.registry import static as _static

@@ -11,13 +11,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import treepack._core as core
-from treepack._src.interop.jax import is_node, is_partial, partial_function
-from treepack._src.pytree import kinds as code
-from treepack._src.pytree.containers import DATACLASS, fields_of
-from treepack._src.pytree.kinds import flatten, is_plain_namedtuple, kind_of
+from treepack._src.interop.jax import is_node, is_partial, is_plain_namedtuple, partial_function
+from treepack._src.pytree.kinds import Pruned, flatten, kind_of
 from treepack._src.registry import jax_export as _jax_export
 from treepack._src.registry import nodes as _nodes
 from treepack._src.registry import static as _static
+from treepack._src.registry.fields import fields_of
 from treepack._src.registry.inert import decode_given
 from treepack._src.registry.jax_nodes import encode_auxdata
 from treepack._src.registry.names import (
@@ -83,7 +82,7 @@ def register_tree(tree: Any, *, prefix: str | None = None) -> dict[str, type]:
             for child in node.values() if ty is dict else node or ():
                 visit(child)
             return
-        if ty is code.Pruned:
+        if ty is Pruned:
             state, functions = node.children(), node.functions()
         elif is_node(node):
             own = _nodes.own(ty)
@@ -91,12 +90,12 @@ def register_tree(tree: Any, *, prefix: str | None = None) -> dict[str, type]:
                 _jax_export.register(ty, own.name, encode_auxdata, decode_given, None)
             elif TYPES.name_of(ty) is None:
                 register(ty)
-            children, treedef = flatten(node)
-            state, functions = code.split(node, children)
+            _, state, functions, treedef = flatten(node)
             static = partial_function(node) if is_partial(node) else treedef.node_data()[1]
             _register_static(static, ty)
         else:
-            if kind_of(node) is DATACLASS:
+            kind = kind_of(node)
+            if kind is not None and kind.sort == "dataclass":
                 unknown[ty] = None
             return
         for function in functions.values():

@@ -16,10 +16,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
 
 import treepack._core as core
-from treepack._src.interop.jax import is_tracer, without_start
+from treepack._src.interop.jax import is_namedtuple, is_tracer, without_start
 from treepack._src.interop.modules import imported
 from treepack._src.printable import short_repr
-from treepack._src.pytree.containers import fields_of, from_fields, is_namedtuple
 from treepack._src.registry import codecs as _codecs
 from treepack._src.registry.array_codecs import refusal
 from treepack._src.registry.definitions import (
@@ -32,6 +31,7 @@ from treepack._src.registry.definitions import (
     member_name,
     parts_of,
 )
+from treepack._src.registry.fields import fields_of, from_fields
 from treepack._src.registry.inert import is_given
 from treepack._src.registry.libraries import find, library_name, library_of, remedy
 from treepack._src.registry.names import (
@@ -145,11 +145,6 @@ def _by_definition(ty: type) -> tuple[Callable[[Any], Any], Callable[[Any], Any]
         f"{default_name(ty)} is not an enum, a dataclass or a subclass of tuple: pass encode= and "
         "decode="
     )
-
-
-def check_alias(ty: type, alias: str) -> None:
-    """Raises a ValueError if an alias of a node type is the name of another type here."""
-    AUXDATA.check_alias(ty, alias)
 
 
 def register_fields(ty: Any, name: str, aliases: Sequence[str] = ()) -> None:

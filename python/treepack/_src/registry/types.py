@@ -12,12 +12,11 @@ import numpy as np
 import treepack._core as core
 from treepack._src.interop import jax as _jax
 from treepack._src.printable import short_repr
-from treepack._src.pytree import handlers
-from treepack._src.pytree.containers import default_of
-from treepack._src.pytree.kinds import flatten, map_tree
-from treepack._src.pytree.left_out import LeftOut
+from treepack._src.pytree.handlers import handlers_of
+from treepack._src.pytree.kinds import flatten, kind_of
 from treepack._src.registry import holes as _holes
-from treepack._src.registry.fields import Fields
+from treepack._src.registry.fields import Fields, default_of
+from treepack._src.registry.left_out import LeftOut
 from treepack._src.registry.names import Names, reads_nothing
 from treepack.errors import UnregisteredTypeError
 
@@ -122,12 +121,6 @@ def check_static(expected: list[str], static: Any) -> None:
         )
 
 
-def upgrades(name: str, version: int) -> bool:
-    """Returns whether loading upgrades nodes that were saved in a version of their type."""
-    entry = TYPES.by_name(name)
-    return entry is not None and entry.upgrade is not None and version < entry.version
-
-
 def evolved(entry: NodeType, saved: Fields | None, version: int) -> NodeType:
     """Returns a type that rebuilds nodes which were saved with other fields.
 
@@ -153,7 +146,7 @@ def evolved(entry: NodeType, saved: Fields | None, version: int) -> NodeType:
 
     def unflatten(static: Any, names: list[str], children: list[Any]) -> Any:
         node = entry.unflatten(*convert(static, names, children))
-        if version == entry.version and not entry.by_field and handlers.find(entry.ty) is None:
+        if version == entry.version and not entry.by_field and handlers_of(entry.ty) is None:
             _check_rebuilt(node, entry, names, None if saved == entry.fields else children)
         return node
 
@@ -172,7 +165,7 @@ def _check_rebuilt(
     If the type is unchanged, `children` is `None`, since its code may convert them: only names are
     compared then.
     """
-    rebuilt, _ = flatten(node)
+    rebuilt, *_ = flatten(node)
     if children is None:
         same = list(rebuilt) == names
     else:
@@ -249,7 +242,7 @@ def _on_structs(upgrade: Upgrade) -> Upgrade:
         import jax
 
         structs: list[Any] = []
-        map_tree(lambda leaf: structs.append(leaf) if _jax.is_traceable(leaf) else None, children)
+        _mapped(lambda leaf: structs.append(leaf) if _jax.is_traceable(leaf) else None, children)
         result: Any = None
         same: dict[int, Any] = {}
 
@@ -257,12 +250,12 @@ def _on_structs(upgrade: Upgrade) -> Upgrade:
             nonlocal result
             left = iter(arrays)
             same.update(zip(map(id, arrays), structs, strict=True))
-            given = map_tree(lambda leaf: next(left) if _jax.is_traceable(leaf) else leaf, children)
+            given = _mapped(lambda leaf: next(left) if _jax.is_traceable(leaf) else leaf, children)
             result = upgrade(static, given, version)
             results: list[Any] = []
             with contextlib.suppress(TypeError, ValueError):  # the caller raises for such a result
                 _, after = result
-                map_tree(lambda leaf: results.append(leaf) if _jax.is_array(leaf) else None, after)
+                _mapped(lambda leaf: results.append(leaf) if _jax.is_array(leaf) else None, after)
             return results
 
         try:
@@ -283,9 +276,21 @@ def _on_structs(upgrade: Upgrade) -> Upgrade:
             after, values = result
         except (TypeError, ValueError):
             return result
-        return after, map_tree(struct, values)
+        return after, _mapped(struct, values)
 
     return upgraded
+
+
+def _mapped(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Returns a tree with the results of a function for its leaves; containers keep their order.
+
+    A node whose handler of the program converts it is a leaf.
+    """
+    kind = kind_of(tree)
+    if kind is None or kind.final:
+        return function(tree)
+    children, make = kind.opened(tree)
+    return make({name: _mapped(function, child) for name, child in children.items()})
 
 
 def _check_upgraded(fields: Fields, data: Any, values: dict[str, Any]) -> None:

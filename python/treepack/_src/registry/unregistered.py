@@ -10,9 +10,8 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from treepack._src.interop.jax import is_node_type
-from treepack._src.pytree.containers import DATACLASS, NAMEDTUPLE, NodeKind, is_namedtuple
-from treepack._src.pytree.kinds import is_plain_namedtuple
+from treepack._src.interop.jax import is_namedtuple, is_node_type, is_plain_namedtuple
+from treepack._src.pytree.containers import NodeKind
 from treepack._src.registry.fields import Fields, dataclass_fields
 from treepack._src.registry.jax_nodes import jax_node_type, plain_type
 from treepack._src.registry.libraries import find, library_name
@@ -47,7 +46,7 @@ def unregistered(ty: type, kind: NodeKind) -> NodeType | None:
     _, free_name, fields = row
     if free_name is None:
         return None
-    if kind is NAMEDTUPLE or kind is DATACLASS:  # a dataclass may be registered with JAX later
+    if kind.sort in ("namedtuple", "dataclass"):  # a dataclass may be registered with JAX later
         return plain_type(ty, free_name, fields)
     return _jax_type(ty, free_name) if is_node_type(ty) else None
 

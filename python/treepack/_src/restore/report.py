@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import difflib
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from treepack._src import paths as _paths
 from treepack._src.interop import jax as _jax
 from treepack._src.paths import Room, Trail
 from treepack._src.printable import MOST_ROWS, path_end, printable, shortened, warn
-from treepack._src.pytree.state_dict import leaf_paths, leaves_of, state_leaves
+from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.restore.compare import NOTHING, described, is_opaque, signature
 from treepack.errors import Mismatch, MismatchError
 
@@ -107,14 +107,13 @@ class Coverage:
     def keeps(self, target: Any, path: Trail | list[str]) -> bool:
         """Returns whether a part of the template that the state lacks stays unchanged."""
         return self.keeps_missing or not any(
-            self.is_wanted(leaf) and leaf not in self.skipped for leaf in leaf_paths(target, path)
+            self.is_wanted(leaf) and leaf not in self.skipped for leaf, _ in _leaves(target, path)
         )
 
     def kept(self, target: Any, path: Trail) -> None:
         """Records a part of the template that stays unchanged."""
         if self.notes:
-            leaves = leaves_of(target, tuple(_paths.parts(path)))
-            self._kept.update(self._room.all((_paths.text(parts), leaf) for parts, leaf in leaves))
+            self._kept.update(self._room.all(_leaves(target, path)))
 
     def unexpected(self, state: Any, path: Trail) -> bool:
         """Records leaves of the state that the template lacks; returns whether there are any."""
@@ -227,6 +226,21 @@ class Coverage:
             corrupt,
             unverified,
         )
+
+
+def _leaves(tree: Any, path: Trail | list[str]) -> Iterator[tuple[str, Any]]:
+    """Yields the paths and leaves of a tree at a path."""
+    leaves = leaves_of(tree, tuple(_paths.parts(path)))
+    return ((_paths.text(parts), leaf) for parts, leaf in leaves)
+
+
+def state_leaves(state: Any, path: Trail, *, ends: bool = False) -> Iterator[tuple[Trail, Any]]:
+    """Yields the paths and leaves of a state at a path; with `ends`, also empty dicts."""
+    if not isinstance(state, Mapping) or (ends and not state):
+        yield path, state
+        return
+    for key, child in state.items():
+        yield from state_leaves(child, Trail(path, str(key)), ends=ends)
 
 
 def _moved(ours: Collection[str], theirs: Collection[str]) -> tuple[str, str] | None:

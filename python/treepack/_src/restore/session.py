@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
+import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.options import Reading, Strict
 from treepack._src.paths import Room, Trail
 from treepack._src.printable import printable
+from treepack._src.registry.nodes import other_name
 from treepack._src.restore.compare import NOTHING, difference, like_scalar, signature
 from treepack._src.restore.hints import (
     Level,
@@ -44,13 +46,15 @@ class Restore:
 
     While entered, it is the restore of this thread; an outer one is suspended. Exiting raises an
     error for its mismatches. The core reads `path`, `strict`, `partial`, `kinds`, `mismatches`,
-    `converts`, `everywhere` and `collects`, and calls `path_of`, `settle` and `convert_found`.
+    `converts`, `everywhere` and `collects`, and calls `path_of`, `settle`, `convert_found`,
+    `restore_child` and `other_name`.
 
     Attributes:
       reading: The options.
       strict: The option `strict`; inner calls inherit it.
       everywhere: Whether it also converts leaves where the template has NumPy arrays.
-      child: The function that restores a child of the template.
+      restore_child: Restores a child of the template in Python.
+      child: Restores a child of the template: `restore_child`, or the core.
       partial: The leaves to restore; `None` for all.
       kinds: The kinds of the saved containers, for comparison; see `_core.mark_older`.
       convert: Converts leaves. If it is set, walks over states visit the tree twice.
@@ -66,11 +70,14 @@ class Restore:
       has_shareable: Whether the template has nodes that may be in several places; see `ties.py`.
     """
 
+    other_name = staticmethod(other_name)
+
     def __init__(
         self,
         reading: Reading,
-        child: RestoreChild,
+        restore_child: RestoreChild,
         *,
+        in_core: bool = True,
         partial: Coverage | None = None,
         kinds: dict[int, str] | None = None,
         convert: Convert | None = None,
@@ -78,7 +85,8 @@ class Restore:
         self.reading = reading
         self.strict = reading.strict
         self.everywhere = reading.everywhere
-        self.child = child
+        self.restore_child = restore_child
+        self.child: RestoreChild = core.restore_state if in_core else restore_child
         self.partial = partial
         self.kinds = kinds
         self.convert = convert

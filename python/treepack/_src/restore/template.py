@@ -1,11 +1,11 @@
 """Restores a state into a template; one error lists all mismatches.
 
     encoded bytes ──▶ _core.restore_encoded  ┐
-    file, selection ▶ _core.restore_selected ├──▶ restore_child
+    file, selection ▶ _core.restore_selected ├──▶ _restore_child
     state dict ─────▶ _core.restore_state    ┘
 
 A single walk of the core covers the template and any of these sources. It restores plain containers
-and matching leaves; `restore_child` restores the rest from state dicts, and records all mismatches.
+and matching leaves; `_restore_child` restores the rest from state dicts, and records mismatches.
 Both share a `Restore` (`session.py`): the path, and the mismatches so far.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar, overload
@@ -22,20 +23,18 @@ import numpy as np
 import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.arrays.deferred import Deferred
-from treepack._src.interop import jax as _jax
+from treepack._src.interop import flax
 from treepack._src.options import Buffer, Reading, Strict, check, restoring
 from treepack._src.printable import printable
-from treepack._src.pytree import handlers
-from treepack._src.pytree import prng as _prng
-from treepack._src.pytree.containers import Difference, NodeKind
+from treepack._src.pytree.containers import NodeKind
+from treepack._src.pytree.handlers import foreign_path, overridden
 from treepack._src.pytree.kinds import Pruned, kind_of
-from treepack._src.pytree.state_dict import leaves_of, map_leaves, state_leaves, to_state_dict
-from treepack._src.pytree.ties import is_shareable
-from treepack._src.registry.nodes import is_named, name_for
+from treepack._src.pytree.prng import MARKER, is_key_like, wrap_key
+from treepack._src.pytree.state_dict import leaves_of, map_leaves, to_state_dict
 from treepack._src.restore.compare import NOTHING, described, difference, is_opaque, signature
 from treepack._src.restore.hints import level_of
-from treepack._src.restore.record import split
-from treepack._src.restore.report import ABSENT, Convert, Coverage
+from treepack._src.restore.record import split, take
+from treepack._src.restore.report import ABSENT, Convert, Coverage, state_leaves
 from treepack._src.restore.session import Restore, as_part, current
 from treepack._src.restore.ties import joined
 from treepack._src.restore.versions import Older, RecordAt, mark_older
@@ -106,13 +105,15 @@ def restore_encoded(
     convert: Convert | None = None,
 ) -> Any:
     """Restores encoded bytes as `restore_tree` does."""
-    if target is not None and reading.strict != "exact" and not handlers.overridden():
+    if target is None:
+        return take(core.restore(data, reading.copy, reading.threads))[0]
+    if reading.strict != "exact" and not overridden():
         restored = core.restore_encoded(
             data,
             target,
             _ROOT,
-            reading,
-            convert,
+            functools.partial(_begin, reading, convert),
+            convert is not None,
             reading.strict,
             convert is not None and reading.everywhere,
             not reading.is_drop_in,
@@ -132,16 +133,16 @@ def restore_encoded(
 _ROOT = as_part(_paths.ROOT)
 
 
-def begin_restore(reading: Reading, convert: Convert | None) -> Restore:
-    """Begins the restore of a whole tree; the caller exits it."""
-    restore = Restore(reading, core.restore_state, convert=convert)
+def _begin(reading: Reading, convert: Convert | None) -> Restore:
+    """Begins the restore of a whole tree; the core exits it."""
+    restore = Restore(reading, _restore_child, convert=convert)
     restore.collected = None if convert is None else []
     return restore.__enter__()
 
 
 def needs_state(target: Any, record: bytes | None, reading: Reading) -> bool:
     """Returns whether restoring a target requires a state."""
-    if reading.strict == "exact" or handlers.overridden() or core.RECORD_KEY in _keys(target):
+    if reading.strict == "exact" or overridden() or core.RECORD_KEY in _keys(target):
         return True
     return record is not None and core.has_older_types(record)
 
@@ -180,7 +181,7 @@ def restore_part(
         return restore_tree(target, state, _paths.ROOT, reading, record=at, **options)
     with (
         fetching(),
-        Restore(reading, core.restore_state, convert=convert, partial=partial) as restore,
+        Restore(reading, _restore_child, convert=convert, partial=partial) as restore,
     ):
         with restore.conversion():
             tree = core.restore_selected(
@@ -233,10 +234,13 @@ def restore_tree(
     if record is not None and (is_exact or core.has_older_types(record[0])):
         # Until the end, `state` holds the dicts whose ids have kinds; handlers change only copies.
         state, kinds = mark_older(state, record)
-    # The core lacks the handlers of built-in types.
-    child = restore_child if handlers.overridden() else core.restore_state
     restore = Restore(
-        reading, child, partial=partial, kinds=kinds if is_exact else None, convert=convert
+        reading,
+        _restore_child,
+        in_core=not overridden(),  # the core lacks the handlers of built-in types
+        partial=partial,
+        kinds=kinds if is_exact else None,
+        convert=convert,
     )
     with restore:
         tree = restore.whole(target, state, name)
@@ -247,15 +251,10 @@ def _keys(target: Any) -> Any:
     return target.keys() if isinstance(target, Mapping) else ()
 
 
-def is_abstract_array(target: object) -> bool:
-    """Returns whether a leaf of a template is a JAX array or a `ShapeDtypeStruct`."""
-    return _jax.is_abstract(target) and handlers.find(type(target)) is None
-
-
-def restore_child(target: Any, state: Any, name: str, restore: Restore) -> Any:
+def _restore_child(target: Any, state: Any, name: str, restore: Restore) -> Any:
     """Restores a part of the template: any container or leaf."""
     kind = kind_of(target)
-    restore.has_shareable |= is_shareable(target)
+    restore.has_shareable |= flax.is_graph_node_type(type(target))
     if type(state) is Older:
         return restore.below(target, state.upgrade(target, restore.path_of(name)), name)
     if state is ABSENT:
@@ -310,9 +309,7 @@ def _restore_node(kind: NodeKind, target: Any, state: Any, restore: Restore) -> 
         missing = [name for name in missing if name not in empty]
     if missing or (more and not restore.takes_more(is_mapping)):
         if missing or not is_mapping:
-            restore.say(
-                kind.in_words(Difference(target, state, list(children), "/".join(restore.path)))
-            )
+            restore.say(kind.flax_message(target, state, list(children), "/".join(restore.path)))
         _note_names(target, state, children, missing, restore)
     restored = {
         name: restore.below(child, state[name], name)
@@ -333,11 +330,13 @@ def _compare_kinds(target: Any, saved: str | None, restore: Restore) -> None:
     expected = _PLAIN_KINDS.get(ty)
     if ty is dict and not all(type(key) is str for key in target):
         expected = "keys"
-    if saved is None or saved == expected or (expected is None and is_named(ty, saved)):
+    if saved is None or saved == expected:
+        return
+    expected = expected or restore.other_name(ty, saved)
+    if expected is None:
         return
     names = {"keys": "dict with keys other than strings"}
-    expected = names.get(expected, expected) if expected else name_for(ty)
-    saved = names.get(saved, saved)
+    expected, saved = names.get(expected, expected), names.get(saved, saved)
     restore.note_here(f"a container of the type {expected}", saved)
     restore.say(
         f"The target has a {expected} where a {saved} was saved, at path {'/'.join(restore.path)}"
@@ -445,7 +444,7 @@ def _restore_by_handler(
         with (
             restore.part(strict),
             restore.without_conversion() if expected else contextlib.nullcontext(),
-            handlers.foreign_path(restore.path),
+            foreign_path(restore.path),
         ):
             return kind.make(target, given)
     except MismatchError as error:
@@ -486,8 +485,8 @@ def _restore_leaf(target: Any, state: Any, name: str, restore: Restore) -> Any:
         return restore.keep(target, name)
     if type(state) is dict and not state and is_opaque(target):
         return target  # it was left out: code, or an object that cannot be stored
-    if isinstance(state, Mapping) and _prng.MARKER in state and _prng.is_key_like(target):
-        key = _prng.wrap(state[_prng.MARKER], state.get("data"))
+    if isinstance(state, Mapping) and MARKER in state and is_key_like(target):
+        key = wrap_key(state[MARKER], state.get("data"))
         state = state if key is None else key
     texts = difference(target, state, restore.strict, cast=restore.reading.casts)
     if texts is not None:

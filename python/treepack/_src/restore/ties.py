@@ -9,14 +9,18 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import paths as _paths
+from treepack._src.interop import flax
 from treepack._src.interop import jax as _jax
 from treepack._src.paths import Trail
 from treepack._src.pytree.kinds import kind_of
-from treepack._src.pytree.prng import is_key_like, unwrap
+from treepack._src.pytree.prng import is_key_like, unwrap_key
 from treepack._src.pytree.state_dict import leaves_of
-from treepack._src.pytree.ties import Tie, is_shareable, shareable, tied, ties_of
+from treepack._src.pytree.ties import shareable, tied, ties_of
 from treepack._src.restore.compare import NODE_OF, VALUES_OF, signature
 from treepack._src.restore.session import Restore
+
+# The path of a node, and another path of the same node.
+_Tie = tuple[str, str]
 
 
 def joined(
@@ -45,7 +49,7 @@ def joined(
     return _Joining(target, tree, restore, _Groups(theirs)).joined(ours, theirs)
 
 
-def _below(ties: list[Tie], above: Sequence[str]) -> list[Tie]:
+def _below(ties: list[_Tie], above: Sequence[str]) -> list[_Tie]:
     """Returns the ties of a part of a tree, with relative paths."""
     count = len(above)
     parts = ([_paths.parts(path) for path in tie] for tie in ties)
@@ -59,7 +63,7 @@ def _below(ties: list[Tie], above: Sequence[str]) -> list[Tie]:
 class _Groups:
     """Groups of paths that have one node, each with the path that stands for it."""
 
-    def __init__(self, ties: list[Tie]):
+    def __init__(self, ties: list[_Tie]):
         self._first: dict[str, str] = {}
         for first, again in ties:
             self.join(first, again)
@@ -79,7 +83,7 @@ class _Groups:
         if first != again:
             self._first[again] = first
 
-    def ties(self) -> list[Tie]:
+    def ties(self) -> list[_Tie]:
         """Returns a tie for each path that does not stand for its group."""
         return [(self.first(path), path) for path in self._first]
 
@@ -93,7 +97,7 @@ class _Joining:
             {str(trail): node for trail, node in shareable(root)} for root in (target, tree)
         )
 
-    def joined(self, ours: list[Tie], theirs: list[Tie]) -> Any:
+    def joined(self, ours: list[_Tie], theirs: list[_Tie]) -> Any:
         members: dict[str, list[str]] = {}
         for first, again in ours:
             members.setdefault(first, [first]).append(again)
@@ -153,7 +157,7 @@ def _own_leaves(node: Any, trail: Trail) -> Iterator[tuple[Trail, Any]]:
         yield trail, node
         return
     for name, child in kind.children(node).items():
-        if not is_shareable(child):
+        if not flax.is_graph_node_type(type(child)):
             yield from _own_leaves(child, Trail(trail, str(name)))
 
 
@@ -162,7 +166,7 @@ def _same(one: Any, other: Any) -> bool:
     if one is other:
         return True
     if is_key_like(one) and is_key_like(other):
-        (name, one), (same, other) = unwrap(one), unwrap(other)
+        (name, one), (same, other) = unwrap_key(one), unwrap_key(other)
         if name != same:
             return False
     if signature(one) is None or signature(one) != signature(other):

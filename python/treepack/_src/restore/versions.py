@@ -13,8 +13,8 @@ import numpy as np
 import treepack._core as core
 from treepack._src.interop import jax as _jax
 from treepack._src.paths import Trail
-from treepack._src.pytree.state_dict import map_leaves, state_leaves, to_state_dict
-from treepack._src.restore.report import ABSENT
+from treepack._src.pytree.state_dict import map_leaves, to_state_dict
+from treepack._src.restore.report import ABSENT, state_leaves
 from treepack.errors import TreepackError
 
 # The record of a structure, and the position of a tree in it; see `_core.assemble`.

@@ -12,12 +12,12 @@ from treepack._src.checkpoint.file import File, Tree
 from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.options import Saved, Static, Writing
 from treepack._src.printable import short_repr, warn
-from treepack._src.pytree import handlers
+from treepack._src.pytree.handlers import overridden
 from treepack._src.pytree.kinds import kind_of
-from treepack._src.pytree.left_out import LeftOut
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.registry.code import is_code
 from treepack._src.registry.definitions import plain_parts
+from treepack._src.registry.nodes import Recorder
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Opened, is_source, not_a_base
 from treepack._src.storage.naming import naming
@@ -148,7 +148,7 @@ class Encoding(dict[str, Any]):
             target,
             state_dict=True,
             max_chunk_size=self.chunks.MAX_CHUNK_SIZE,
-            overridden=handlers.overridden(),
+            overridden=overridden(),
             **self,
         )
 
@@ -158,7 +158,7 @@ class Encoding(dict[str, Any]):
         Only files can have an `index`, which finds leaves without reading all headers, and
         `checksums`.
         """
-        left_out = LeftOut(static)
+        left_out = Recorder(static)
         layout = core.walk(
             tree,
             state_dict=True,

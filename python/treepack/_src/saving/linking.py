@@ -29,7 +29,7 @@ from treepack._src.checkpoint.sharded import ShardedReader
 from treepack._src.checkpoint.shards import ShardFile
 from treepack._src.interop import jax as _jax
 from treepack._src.printable import warn
-from treepack._src.pytree.leaves import finish_transfer, host_view, start_transfer
+from treepack._src.pytree.leaves import Transfer
 from treepack._src.saving.directory import Directory
 from treepack._src.storage.address import Address
 from treepack.errors import TreepackError
@@ -319,7 +319,7 @@ def fixed(parts: Sequence[Part], *, on_host: bool) -> list[Part]:
     moved = [on_host and _jax.is_array(part.data) for part in parts]
     for part, is_moved in zip(parts, moved, strict=True):
         if is_moved:
-            start_transfer(part.data)
+            Transfer(part.data).start()
     unchanging = []
     for part, is_moved in zip(parts, moved, strict=True):
         if is_moved:
@@ -331,8 +331,8 @@ def fixed(parts: Sequence[Part], *, on_host: bool) -> list[Part]:
 
 def in_host_memory(array: Any) -> np.ndarray:
     """Returns an array on one device as a NumPy array: a view, or a copy."""
-    view = host_view(array)
-    return finish_transfer(start_transfer(array))[0][1] if view is None else view
+    view = Transfer.view(array)
+    return Transfer(array).start().finish()[0][1] if view is None else view
 
 
 def probes_of(parts: Sequence[Part], last: Step | None, threads: int | None) -> list[bytes | None]:
@@ -351,7 +351,7 @@ def probes_of(parts: Sequence[Part], last: Step | None, threads: int | None) -> 
 
 def _sample(data: Any) -> np.ndarray | None:
     """Returns a view of a few elements in the middle of an array; `None` if it has no view."""
-    view = host_view(data) if _jax.is_array(data) else data
+    view = Transfer.view(data) if _jax.is_array(data) else data
     if not isinstance(view, np.ndarray) or not view.flags.c_contiguous:
         return None
     middle = view.size // 2

@@ -24,7 +24,7 @@ from treepack._src.mapping.moving import Made, Source
 from treepack._src.mapping.plan import Fault
 from treepack._src.mapping.ruleset import RuleSet
 from treepack._src.printable import printable, shortened, warn
-from treepack._src.pytree.leaves import host_view, shards_of
+from treepack._src.pytree.leaves import Transfer
 from treepack._src.pytree.state_dict import leaves_of
 
 
@@ -145,7 +145,7 @@ def _held(leaf: Any, *, snapshot: bool) -> Any:
         leaf.compare()
         return leaf
     if not isinstance(leaf, Deferred):
-        view = host_view(leaf)
+        view = Transfer.view(leaf)
         if view is not None:
             return _InMemory(view)
         if not snapshot:
@@ -169,7 +169,7 @@ class _OnDevices:
     """An array on devices, of which parts are fetched."""
 
     def __init__(self, array: Any):
-        self._shards = shards_of(array)
+        self._shards = Transfer(array).shards
 
     def view(self) -> None:
         """Returns `None`: the elements are not in the memory of the host."""
@@ -190,7 +190,7 @@ class _OnDevices:
                 within.append(slice(inside.start, inside.stop, inside.step))
                 places.append(place)
             if all(place.start < place.stop for place in places):
-                view = host_view(shard)
+                view = Transfer.view(shard)
                 if view is None:
                     with _jax.explicit():
                         elements = np.asarray(shard[tuple(within)])

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from treepack._src.interop import flax
 from treepack._src.options import Static, check
-from treepack._src.pytree.ties import Tie, is_shareable, ties_of
+from treepack._src.pytree.ties import ties_of
 
 
 class LeftOut:
     """Which static data and code one save leaves out, and which nodes it meets again.
 
-    The core passes it to the hooks that need it, and calls `ties` after its walk.
+    `Recorder` (`nodes.py`) is the form for the core, which calls `ties` after its walk.
 
     Attributes:
       static: Which static data that cannot be stored are left out.
@@ -26,11 +27,11 @@ class LeftOut:
         self._has_ties = False
 
     def meet(self, node: Any) -> None:
-        if is_shareable(node):
+        if flax.is_graph_node_type(type(node)):
             self._has_ties |= id(node) in self._met
             self._met.add(id(node))
 
-    def ties(self, tree: Any) -> list[Tie]:
+    def ties(self, tree: Any) -> list[tuple[str, str]]:
         """Returns the ties of the tree, whose nodes were all met."""
         return ties_of(tree) if self._has_ties else []
 
