@@ -397,10 +397,22 @@ def test_names_of_arrays_stay_as_they_are(folder: Path, names: list[str]) -> Non
     for command in (["convert", "old.npz"], ["salvage", "old.npz"]):
         call(*command, "new.npz")
         assert np.load("new.npz").files == names
-    call("convert", "old.npz", "new.npz", "--sep", "-")
-    assert np.load("new.npz").files == names
     call("convert", "old.npz", "new.safetensors")
     assert not treepack.diff("old.npz", "new.safetensors")
+
+
+@pytest.mark.parametrize("command", ["convert SOURCE", "get SOURCE .", "salvage SOURCE"])
+@pytest.mark.parametrize("source", ["of.npz", "of.safetensors", "of.treepack"])
+def test_a_separator_is_of_the_names_that_are_written(
+    folder: Path, command: str, source: str
+) -> None:
+    treepack.save("old.treepack", {"a": {"b": np.ones(2), "c": np.ones(2)}})
+    call("convert", "old.treepack", source)
+    for target in ("new.npz", "new.safetensors"):
+        call(*command.replace("SOURCE", source).split(), target, "--sep", "-")
+        call("convert", target, "back.treepack", "--sep", "-")
+        assert treepack.digest("back.treepack") == treepack.digest("old.treepack")
+    assert np.load("new.npz").files == ["a-b", "a-c"]
 
 
 def test_only_elements_of_arrays_are_parameters(folder: Path) -> None:

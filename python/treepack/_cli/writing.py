@@ -87,7 +87,9 @@ def convert(
     .treepack and .safetensors keep the metadata. Files may be larger than
     memory.
     """
-    with opened(source, max_size, sep, base, mapping) as file:
+    named = formats.of_suffix(target)
+    is_of_target = max_shard_size is not None or (named is not None and named.separators)
+    with opened(source, max_size, None if is_of_target else sep, base, mapping) as file:
         copy = Copy.of(file).chosen(select or None, skip or None)
         _save(target, copy, gzip, numbers, level, align, dtype, sep, max_shard_size)
 

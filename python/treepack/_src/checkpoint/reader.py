@@ -489,8 +489,9 @@ Bounds = list[tuple[int, int, int]]
 class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ignore[metaclass]
     """An array in an open file, which is read when it is used.
 
-    Operators, functions of NumPy, `np.asarray` and `jnp.asarray` read the whole array. Indexing
-    reads only the elements it needs. Other functions of JAX, such as `jax.device_put`, and compiled
+    Operators, functions of NumPy, `np.asarray` and `jnp.asarray` read the whole array. Integers and
+    slices as an index read only the elements they need; lists and arrays of indices or bools read
+    all of it, so read some rows as `np.stack([lazy[row] for row in rows])`. Other functions of JAX, such as `jax.device_put`, and compiled
     functions take only arrays: pass them `jnp.asarray(lazy)`.
 
     Attributes:
