@@ -31,7 +31,7 @@ import treepack
 from commands import invoke
 from guesses import FUNCTIONS, MORE, NAMES, THINGS, make_guesses
 from mistakes import CALLS, HERE, RUNS, TREES, Row
-from mixups import KINDS, LEAVES_TOO, MIXED, NUMBERS, make_mixups
+from mixups import KINDS, LEAVES_TOO, MIXED, NUMBERS, OTHERS, make_mixups
 from slips import FILES, HERE_TOO, SLIPS, TEMPLATES, make_slips
 from treepack import checkpoints, serialization
 
@@ -288,7 +288,8 @@ OPTIONS: list[Row] = [
         "load('model', dtype=np.float16)"]),
     ("save('x', TREE, compress=True, level=6.0)", "level must be an integer from 0 to 9, got 6.0", [
         "save('x', TREE, compress=True, level=6)"]),
-    ("dumps(TREE, background=True)", "'background'; it has tree, metadata, ", ["dumps(TREE)"]),
+    ("dumps(TREE, background=True)", "'background': treepack.save has it", [
+        "save('x', TREE, background=True).result()"]),
     ("verify('model', expect='0')", "treepack.load and `treepack verify` have it", [
         "load('model', expect=treepack.digest('model'))",
         "run('verify', 'model', '--expect', treepack.digest('model'))"]),
@@ -563,7 +564,7 @@ LEAVES: list[Row] = [
 
 ROWS = [
     *(*PATHS, *OPTIONS, *PARTS, *LEAVES, *RUNS, *TREES, *CALLS, *TEMPLATES, *FILES, *SLIPS),
-    *(*NAMES, *FUNCTIONS, *THINGS, *NUMBERS, *LEAVES_TOO, *KINDS),
+    *(*NAMES, *FUNCTIONS, *THINGS, *NUMBERS, *LEAVES_TOO, *KINDS, *OTHERS),
 ]
 
 

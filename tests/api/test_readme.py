@@ -119,6 +119,17 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         call(*shlex.split(command), status=int("salvage" in command))
 
 
+COMMANDS = sorted({*re.findall(r"(?:^|`|\d )(pytest [^`\n]*)", "\n".join(TEXTS.values()), re.M)})
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_pytest_selects_tests(command: str):
+    arguments = [arg for arg in shlex.split(command)[1:] if arg != "-rP"]
+    done = subprocess.run([sys.executable, "-m", "pytest", "--co", "-q", *arguments], cwd=ROOT)
+    assert done.returncode == 0
+
+
 @pytest.mark.parametrize("page", [page for page in TEXTS if blocks("console", TEXTS[page])])
 def test_output_of_commands(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)

@@ -238,7 +238,10 @@ def test_a_place_for_what_jax_has_not() -> None:
     found = treepack.loads(data, dtype="float32", device=jax.devices()[1])
     assert found["w"].devices() == {jax.devices()[1]}
     assert type(treepack.loads(data, {"w": np.ones(2)}, arrays="jax")["w"]) is np.ndarray
-    assert type(treepack.loads(data, sharding={"b": ROWS})["w"]) is np.ndarray
+    both = treepack.dumps({"w": np.ones(2), "b": np.ones((8, 8), np.float32)})
+    assert type(treepack.loads(both, sharding={"b": ROWS})["w"]) is np.ndarray
+    with pytest.raises(ValueError, match="fits no leaf: it has b, the file w"):
+        treepack.loads(data, sharding={"b": ROWS})
 
 
 @pytest.mark.parametrize(

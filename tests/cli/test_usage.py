@@ -60,6 +60,52 @@ ROWS: list[tuple[str, str, list[tuple[str, int]]]] = [
         ("convert a.treepack x.treepack --map weights=params", 0)]),
     ("convert m.safetensors x.treepack --rename w=v", "--rename: use --map NEW=OLD=AXES", [
         ("convert m.safetensors x.treepack --map layers=l", 0)]),
+    ("inspect a.treepack", "use `treepack info`", [("info a.treepack", 0)]),
+    ("export a.treepack", "use `treepack convert`", [("convert a.treepack x.treepack", 0)]),
+    ("tree a.treepack", "use `treepack ls`", [("ls a.treepack", 0)]),
+    ("validate a.treepack", "use `treepack verify`", [("verify a.treepack", 0)]),
+    ("sha256sum a.treepack", "use `treepack digest`", [("digest a.treepack", 0)]),
+    ("repair a.treepack x.treepack", "use `treepack salvage`", [
+        ("salvage a.treepack x.treepack", 0)]),
+    ("merge a.treepack b.treepack", r"treepack.load\(path, tree, missing='target'\)", []),
+    ("LS a.treepack", "write `treepack ls`", [("ls a.treepack", 0)]),
+    ("ls", "'FILE'. Name a file, directory or URL, or - for standard input", [
+        ("ls a.treepack", 0)]),
+    ("verify", "Name a file, directory or URL, or -", [("verify a.treepack", 0)]),
+    ("show a.treepack", "'PATH'. Name a leaf, as `treepack ls --flat FILE` lists them", [
+        ("ls --flat a.treepack", 0), ("show a.treepack params/w", 0)]),
+    ("diff a.treepack", "'OTHER'. Name the file to compare with", [
+        ("diff a.treepack b.treepack", 1)]),
+    ("ls a.treepack --tree", "--tree: leave it out: all levels", [("ls a.treepack", 0)]),
+    ("ls a.treepack --format json", "--format: use --json", [("ls a.treepack --json", 0)]),
+    ("info a.treepack --yaml", "--yaml: use --json", [("info a.treepack --json", 0)]),
+    ("info a.treepack b.treepack", "name one file at a time", [("info b.treepack", 0)]),
+    ("verify a.treepack --strict", "leave it out: every byte is compared", [
+        ("verify a.treepack", 0)]),
+    ("verify a.treepack --digest 0", "--digest: use --expect", [
+        (f"verify a.treepack --expect {32 * '0'}", 1)]),
+    ("digest a.treepack --sha256", "there is one kind of digests", [("digest a.treepack", 0)]),
+    ("get a.treepack params x --select w", "name the part as PATH, and .* by --skip", [
+        ("get a.treepack params x --skip b", 0)]),
+    ("show a.treepack params/w --bins 9", r"treepack.open\(FILE\)\[PATH\].statistics", [
+        ("show a.treepack params/w", 0)]),
+    ("convert a.treepack x --only step", "--only: use --select", [
+        ("convert a.treepack x --select step", 0)]),
+    ("diff a.treepack b.treepack --select params", "compare parts that `treepack get` writes", [
+        ("get a.treepack params p", 0), ("get b.treepack params q", 0), ("diff p q", 1)]),
+    ("convert a.treepack x --zstd", "--zstd: use --gzip, or --numbers", [
+        ("convert a.treepack x --gzip", 0)]),
+    ("convert a.treepack x --threads 2", "the environment variable TREEPACK_NUM_THREADS", [
+        ("convert a.treepack x", 0)]),
+    ("convert a.treepack x y", "name one FILE and one TARGET", [("convert a.treepack x", 0)]),
+    ("convert a.treepack x --gzip 9", "the level is --level 9", [
+        ("convert a.treepack x --gzip --level 9", 0)]),
+    ("convert a.treepack x --select step params", "repeat the option, as --select params", [
+        ("convert a.treepack x --select step --select params", 0)]),
+    ("convert a.treepack x.safetensor", "is .safetensor to be .safetensors", [
+        ("convert a.treepack x.safetensors --skip step", 0)]),
+    ("get a.treepack params x.treepack --sep /", "separator|--sep applies only to names", [
+        ("get a.treepack params x.treepack", 0), ("get a.treepack params x.npz --sep /", 0)]),
     ("diff a.treepack b.treepack c.treepack", "compare two files at a time", [
         ("diff a.treepack b.treepack", 1)]),
     ("diff a.treepack b.treepack params", r"compares whole files: .* \| grep '?\^params", [
@@ -75,7 +121,7 @@ ROWS: list[tuple[str, str, list[tuple[str, int]]]] = [
         (f"convert {base} base", 0), ("convert away/patch x --base base", 0)])
         for base, form in [("run/shards", "a directory"), ("m.safetensors", "a safetensors file"),
             ("run/patch", "a patch itself")]),
-    ("convert a.treepack", "'TARGET'.* name the new file, or - for standard output, after FILE", [
+    ("convert a.treepack", "'TARGET'.* Name the new file, or - for standard output, after FILE", [
         ("convert a.treepack x.treepack", 0)]),
     ("get params/w a.treepack w.npy", "no params/w: FILE comes first: `treepack get a.treep", [
         ("get a.treepack params/w w.npy", 0)]),

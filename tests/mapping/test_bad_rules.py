@@ -188,7 +188,7 @@ def leaf(*shape: int) -> np.ndarray:
         (
             {("t", "u"): ("w", "n m", {"along": "n"})},
             None,
-            r"the size of n is unknown.*n=\(32, 8, 8\)",
+            r"the size of n is unknown.*n=\(32, 8\)\)",
         ),
         (
             {"t": ("w", "a b"), ("t", "u"): ("k.0", "n ->", {"along": "n"})},

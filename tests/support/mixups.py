@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treepack
@@ -433,6 +434,245 @@ KINDS: list[Row] = [
 ]
 """Arguments and types of other kinds, and names of options that others have."""
 
+OTHERS: list[Row] = [
+    ("checkpoints.save_checkpoint('s', TREE, 3, keep='all')", "a large one keeps all", [
+        "checkpoints.save_checkpoint('s', TREE, 3, keep=10**9)"]),
+    ("checkpoints.restore_checkpoint('series', TREE, prefix='ckpt_')",
+        "pass prefix='checkpoint_' to restore_checkpoint, or load it", [
+            "checkpoints.restore_checkpoint('series', TREE, prefix='checkpoint_')"]),
+    ("checkpoints.save_checkpoint(ckpt_dir='s', tree=TREE, step=1)", "pass it as target=", [
+        "checkpoints.save_checkpoint(ckpt_dir='s', target=TREE, step=1)"]),
+    ("checkpoints.restore_checkpoint('series/checkpoint_2', TREE, step=2)",
+        "is no checkpoint: pass its directory, or leave out step=", [
+            "checkpoints.restore_checkpoint('series', TREE, step=2)",
+            "checkpoints.restore_checkpoint('series/checkpoint_2', TREE)"]),
+    ("checkpoints.latest_step('series')",
+        r"latest_checkpoint or available_steps, or treepack\.Series", [
+            "checkpoints.available_steps('series')[-1]"]),
+    ("treepack.Series('run').best('loss', 'max', 3)", r"call it as best\(metric, mode\)", [
+        "treepack.Series('run').best('loss', 'max')"]),
+    ("treepack.Series('run').metrics('loss')", r"pass one step, such as steps\(\)\[-1\]", [
+        "treepack.Series('run').metrics(treepack.Series('run').steps()[-1])"]),
+    ("treepack.save(obj=TREE, f='x')", "pass the path as the first argument", [
+        "treepack.save('x', TREE)"]),
+    ("load('model', as_dict=True)", r"dict\(file\.leaves\(\)\) of treepack\.open\(path\) is flat", [
+        "dict(treepack.open('model').leaves())['step']"]),
+    ("load('model', TREE, mapping={'params/w': 'weights'})",
+        "1 place does not match the template:", [
+            "load('model', TREE, mapping={'params/w': 'params/w'})"]),
+    ("load('model', key='params')", "pass select=", ["load('model', select='params')"]),
+    ("load('model', ('params', 'w'))", r"for a part of the file, pass select=\.", [
+        "load('model', select=('params', 'w'))"]),
+    ("load('model', step=2)",
+        r"load that step, as by treepack\.load\(run\.path\(step\), target\)", [
+            "load(treepack.Series('run').path(2), TREE)"]),
+    ("load('model', backend='numpy')", 'pass arrays="numpy" or "jax"', [
+        'load(\'model\', arrays="numpy")']),
+    ("load('model', to=jax.devices()[0])", "pass device=", [
+        "load('model', device=jax.devices()[0])"]),
+    ("load('model', compress=True)", "leave it out: compressed files are recognized", [
+        "load('model')"]),
+    ("load('model', durable=False)", r"leave it out: treepack\.save takes it", ["load('model')"]),
+    ("open('a.safetensors', framework='np')", "leave it out: arrays are NumPy's", [
+        "open('a.safetensors')"]),
+    ("open('model', arrays='numpy')", "load of the open file takes it", [
+        "open('model').load(arrays='numpy')"]),
+    ("open('patch', base='model')", r"treepack\.load takes it", ["load('patch', base='model')"]),
+    ("file.get_tensor('params/w')", r"use file\[path\]", ["file['params/w'][...]"]),
+    ("file.files", r"use \[path for path, _ in file\.leaves\(\)\]", [
+        "[path for path, _ in file.leaves()][2]"]),
+    ("file.tree()", r"use load\(\)", ["file.load()"]),
+    ("file['params/w'].value", r"read it by array\[\.\.\.\], or a part by array\[:10\]", [
+        "file['params/w'][...]"]),
+    ("file.statistics()", r"look up an array in it, as by file\[path\]", [
+        "file['params/w'].statistics()"]),
+    ("file.verify()", r"use treepack\.verify\(path\)", ["treepack.verify('model')"]),
+    ("save('x.safetensor', TREE['params'])",
+        r"be \.safetensors\? Choose it, or a name that is less like it", [
+            "save('x.safetensors', TREE['params'])"]),
+    ("save('x.treepak', TREE)", r"is \.treepak to be \.treepack\?", ["save('x.treepack', TREE)"]),
+    ("save('x.gzip', TREE)", r"\.treepack or \.msgpack, or \.safetensors for arrays alone", [
+        "save('x.treepack', TREE)", "save('x.gz', TREE)"]),
+    ("save('s3:b/x', TREE)", r"is it 's3://b/x'\? A file of this name is in a folder: \./", [
+        "save('./s3:b/x', TREE)"]),
+    ("save('file://x', TREE)", "pass a path, or a URL with three slashes, file:///", [
+        "save('x', TREE)", "save('file://' + str(pathlib.Path('x').absolute()), TREE)"]),
+    ("load('./models/model')", r"there is no folder '\./models': is it 'model'\?", [
+        "load('model')"]),
+    ("load('model:params')", "or `treepack ls model params`", [
+        "treepack.open('model')['params']", "run('ls', 'model', 'params')"]),
+    ("load('model/')", r"is it 'model'\?", ["load('model')"]),
+    ("load('run/latest')", "there are 'run/step_0', 'run/step_1', 'run/step_2'", [
+        "load('run/step_2')"]),
+    ("load(io.BufferedWriter(io.BytesIO()))", "open the file with mode 'rb'", [
+        "load(io.BytesIO(dumps(TREE)))"]),
+    ("save('x', TREE, fsync=True)", "pass durable=, whether to wait for the disk", [
+        "save('x', TREE, durable=True)"]),
+    ("save('x', TREE, block=False)", "pass background=True", [
+        "save('x', TREE, background=True).result()"]),
+    ("save('x', TREE, atomic=True)", "leave it out: files are always replaced atomically", [
+        "save('x', TREE)"]),
+    ("save('x', TREE, keep=3)", r"treepack\.Series\(path, keep=\.\.\.\) takes it", [
+        "treepack.Series('new', keep=treepack.Keep(last=3)).save(1, TREE)"]),
+    ("save('x', TREE, protocol=5)", "leave it out", ["save('x', TREE)"]),
+    ("save('x', TREE, separator='/')", "leave it out, or choose another suffix", [
+        "save('x', TREE)", "save('x.safetensors', TREE, separator='/')"]),
+    ("save('x', TREE, sharding=NamedSharding(mesh, P()))",
+        "leave it out: arrays are saved as they are sharded", [
+            "save('x', TREE)"]),
+    ("save('x', TREE, verify=True)", r"call treepack\.verify\(path\) after the save", [
+        "[save('x', TREE), treepack.verify('x').ok][1]"]),
+    ("save('x', TREE, checksum=True)", "leave it out: leaves always have checksums", [
+        "save('x', TREE)"]),
+    ('save(\'x\', TREE, select="[\'params\'][\'w\']")',
+        r"\['params'\]\['w'\]; is it 'params/w'\?", [
+            "save('x', TREE, select='params/w')"]),
+    ("save('x', TREE, select='.*w')", r"\.\*w; wildcards are \*, \*\* and \?: is it '\*\*/\*w'\?", [
+        "save('x', TREE, select='**/*w')"]),
+    ("save('x', TREE, select=nnx.Param)",
+        r"a pytree of bools, got <class 'flax\.nnx\.variablelib\.Param'>", [
+            "save('x', TREE, select='params')"]),
+    ("save('x', TREE, select=lambda path: path[0] == 'params')",
+        "leave out every leaf of the tree, such as 'params/w'", [
+            "save('x', TREE, select=lambda path: path.startswith('params/'))"]),
+    ("treepack.Mapping({'params/w': 'params/w'}).check(TREE)",
+        r"'source': call it as check\(target, source\)", [
+            "treepack.Mapping({'params/w': 'params/w'}).check(TREE, 'model')"]),
+    ("treepack.Mapping({'params/w': 'params/w'}).apply(TREE)",
+        r"pass it as mapping= to treepack\.load or treepack\.save", [
+            "load('model', mapping=treepack.Mapping({'params/w': 'params/w'}))"]),
+    ("load('model', jax.eval_shape)",
+        r"call it with its arguments, as jax\.eval_shape\(eval_shape, \.\.\.\) does", [
+            "load('model', jax.eval_shape(lambda: TREE))"]),
+    ("load('model', {'params.w': np.zeros((2, 3), np.float32)})",
+        r"missing \(expected float32\[2,3\]\); is it params/w\?", [
+            "load('model', {'params.w': np.zeros((2, 3), np.float32)}, mapping={'params.w': "
+            "'params/w'})"]),
+    ("load('model', sharding=[NamedSharding(mesh, P())])",
+        "it has 0, the file params/w: give it the paths of the file", [
+            "load('model', sharding={'params': NamedSharding(mesh, P())})"]),
+    ("load('model', sharding={'parms': NamedSharding(mesh, P())})",
+        "it has parms, the file params/w: give it the paths of the file", [
+            "load('model', sharding={'params': NamedSharding(mesh, P())})"]),
+    ("load('model', sharding=lambda leaf, path: NamedSharding(mesh, P('tp') if leaf.ndim > 1 "
+     "else P()))",
+        r"and ShapeDtypeStruct\(shape=\(2, 3\), dtype=float32\)", [
+            "load('model', sharding=lambda path, leaf: NamedSharding(mesh, P('tp') if "
+            "leaf.ndim > 1 else P()))"]),
+    ("load('model', sharding=NamedSharding)",
+        r"jax\.devices\(\)\[0\], got <class 'jax\.sharding\.NamedSharding'>", [
+            "load('model', sharding=jax.devices()[0])"]),
+    ("load('model', mesh=mesh)", r"pass sharding=NamedSharding\(mesh, spec\)", [
+        "load('model', sharding=NamedSharding(mesh, P()))"]),
+    ("dumps(TREE, durable=False)", r"treepack\.save has it", [
+        "treepack.save('x', TREE, durable=False)"]),
+    ("treepack.pack(TREE)", r"use treepack\.dumps", ["treepack.dumps(TREE)"]),
+    ("treepack.unpackb(dumps(TREE))", r"use treepack\.loads", ["treepack.loads(dumps(TREE))"]),
+    ("treepack.load_model('model')", r"use treepack\.load", ["treepack.load('model')"]),
+    ("treepack.save_pretrained(TREE, 'd')",
+        r'use treepack\.save\(path, tree, format="safetensors"\)', [
+            'treepack.save(\'d\', TREE, format="safetensors")']),
+    ("treepack.tree_map(lambda x: x, TREE)", r"use jax\.tree\.map", [
+        "jax.tree.map(lambda x: x, TREE)"]),
+    ("treepack.keys('model')", r"use treepack\.open", ["[*treepack.open('model')]"]),
+    ("treepack.hash('model')", r"use treepack\.digest", ["treepack.digest('model')"]),
+    ("treepack.compare('model', 'base')", r"use treepack\.diff", [
+        "treepack.diff('model', 'base')"]),
+    ("treepack.validate('model')", r"use treepack\.verify", ["treepack.verify('model')"]),
+    ("treepack.merge('model', TREE)", r"pass missing='target' to treepack\.load", [
+        "treepack.load('model', TREE, missing='target')"]),
+    ("treepack.register_enum(Color)", r"use treepack\.register_auxdata", [
+        "treepack.register_auxdata(Color)"]),
+    ("treepack.register_class(Config)",
+        r"use treepack\.register_dataclass or treepack\.register_node", [
+            "treepack.register_dataclass(Config)"]),
+    ("treepack.save_async('x', TREE)", r"use treepack\.save\(path, tree, background=True\)", [
+        "treepack.save('x', TREE, background=True).result()"]),
+    ("treepack.wait()", r"use result\(\) of the Saving that save\(background=True\) returns", [
+        "treepack.save('x', TREE, background=True).result()"]),
+    ("treepack.Manager('run')", r"use treepack\.Series, or Orbax's own with treepack\.orbax", [
+        "treepack.Series('run')"]),
+    ("treepack.buffers(TREE, threads=2)", r"treepack\.dumps takes threads=", [
+        "treepack.dumps(TREE, threads=2)"]),
+    ("treepack.Publisher('policy').push(TREE, version=2, metadata={'a': 1})",
+        "make it a leaf of the tree", [
+            "treepack.Publisher('policy').push({'tree': TREE, 'metadata': {'a': 1}}, version=2)"]),
+    ("treepack.Publisher('policy').push(TREE, version=2, background=True)",
+        "leave it out: push in a thread of your own", [
+            "treepack.Publisher('policy').push(TREE, version=2)"]),
+    ("treepack.Publisher('policy', every=50)", "pass anchor_every=", [
+        "treepack.Publisher('policy', anchor_every=50)"]),
+    ("treepack.Publisher('policy').latest()", r"a Subscriber of its directory has latest\(\)", [
+        "treepack.Subscriber('policy').latest()"]),
+    ("treepack.Subscriber('policy').version",
+        r"use latest\(template\), whose first result is the version", [
+            "treepack.Subscriber('policy').latest(TREE)[0]"]),
+    ("treepack.Subscriber('policy').latest(TREE, 5)", r"call it as latest\(template\)", [
+        "treepack.Subscriber('policy').latest(TREE)"]),
+    ("treepack.write_stream('x', {'a': 1}, compress=True)",
+        "argument 'compress'; it has path, leaves, storage_options", [
+            "treepack.write_stream('x', {'a': 1}.items())"]),
+    ("treepack.abstract('model', select='params')",
+        r"take the part of an open file: file\[path\]", [
+            "treepack.open('model')['params'].abstract()"]),
+    ("treepack.abstract(lambda: TREE)",
+        r"for the shapes of the result of a function, call jax\.eval_shape", [
+            "jax.eval_shape(lambda: TREE)"]),
+    ("treepack.verify('model', quiet=True)", "leave it out: it prints nothing", [
+        "treepack.verify('model')"]),
+    ("treepack.verify('model').raise_for_status()", r"treepack\.load\(path, verify=True\) raises", [
+        "treepack.load('model', verify=True)"]),
+    ("treepack.verify('model').errors", "use corrupt and damage", [
+        "[treepack.verify('model').corrupt, treepack.verify('model').damage]"]),
+    ("treepack.diff('model', 'base', select='params')",
+        r"compare parts of open files, as file\[path\]", [
+            "treepack.diff(open('model')['params'], open('base')['params'])"]),
+    ("treepack.diff('model', ['base'])", "pass one", ["treepack.diff('model', 'base')"]),
+    ("treepack.diff('model', 'even').summary()", r"use str\(differences\)", [
+        "str(treepack.diff('model', 'even'))"]),
+    ("treepack.digest('model', leaves=True)",
+        r"use its result, such as digest\.leaves or verify\(path\)\.leaves", [
+            "treepack.digest('model').leaves"]),
+    ("treepack.register_dataclass(dataclasses.make_dataclass('A7', ['width']), "
+     "'mymodel.Config')",
+        "the name in files is serialized_name=", [
+            "treepack.register_dataclass(dataclasses.make_dataclass('A7', ['width']), "
+            "serialized_name='mymodel.Config')"]),
+    ("treepack.register_dataclass(dataclasses.make_dataclass('A7', ['width']), "
+     "serialized_name=3)",
+        "serialized_name must be a string, got 3", [
+            "treepack.register_dataclass(dataclasses.make_dataclass('A7', ['width']), "
+            "serialized_name='m3.Config')"]),
+    ("treepack.register_dataclass(dataclasses.make_dataclass('A7', ['width']), "
+     "serialized_name='')",
+        "a name must be a non-empty string, got ''", [
+            "treepack.register_dataclass(dataclasses.make_dataclass('A7', ['width']), "
+            "serialized_name='m4.Config')"]),
+    ("treepack.register_namedtuple(Pair, serialized_name='q5', version=1, upgrade='up')",
+        "a function of static data, children and a version, got 'up'", [
+            "treepack.register_namedtuple(Pair, serialized_name='q5', version=1, "
+            "upgrade=lambda s, c, v: (s, c))"]),
+    ("treepack.register_auxdata(Color, encode=3, decode=4)",
+        "encode and decode must be functions, got 3, 4", [
+            "treepack.register_auxdata(Color, encode=lambda c: c.name, "
+            "decode=Color.__getitem__)"]),
+    ("treepack.register_tree(TREE, 'prefix')",
+        r"call it as register_tree\(tree\), and name the rest, as in prefix=", [
+            "treepack.register_tree(TREE, prefix='prefix')"]),
+    ("treepack.registered_types('x')", r"call it as registered_types\(\)", [
+        "treepack.registered_types()"]),
+    ("load('model', optax.adam(1e-3))",
+        r"or module, such as jax\.eval_shape\(optimizer\.init, params\)\.", [
+            "load('model', jax.eval_shape(optax.adam(1e-3).init, TREE), mapping={'0/mu': "
+            "'params'}, missing='target', strict=False) if 0 else "
+            "jax.eval_shape(optax.adam(1e-3).init, TREE)"]),
+    ("treepack.apply_delta('patch', placed(TREE))",
+        "pass the bytes of the file", [
+            "treepack.apply_delta(b''.join(treepack.buffers(TREE, base=TREE)), placed(TREE), "
+            "offset=64)"]),
+]  # fmt: skip
+"""Names, options, paths and templates of other libraries, and values that were silent."""
+
 
 class Point(NamedTuple):
     """A namedtuple."""
@@ -457,7 +697,7 @@ jax.tree_util.register_pytree_node(Node, lambda node: ((node.a,), None), lambda 
 treepack.register_node(Node, serialized_name="mixups.Node")
 
 MIXED: dict[str, Any] = (
-    {it.__name__: it for it in (Point, Mode, os)}
+    {it.__name__: it for it in (Point, Mode, os, optax)}
     | {
         "shared": types.SimpleNamespace(buf=memoryview(bytearray(999))),  # as of shared memory
         "Bare": dataclasses.make_dataclass("Bare", ["a"]),

@@ -15,11 +15,15 @@ from treepack._src import formats
 
 _COMMANDS = {
     "cat print": "use `treepack show`",
-    "list": "use `treepack ls`",
-    "check": "use `treepack verify`",
+    "list tree keys": "use `treepack ls`",
+    "inspect view stat metadata": "use `treepack info`",
+    "check validate": "use `treepack verify`",
+    "checksum hash sha sha256 sha256sum": "use `treepack digest`",
     "compare": "use `treepack diff`",
     "extract": "use `treepack get`",
-    "cp": "use `treepack convert`",
+    "repair recover fix": "use `treepack salvage`",
+    "cp export import dump save": "use `treepack convert`",
+    "merge join": "load one into the other in Python: treepack.load(path, tree, missing='target')",
     "rename mv": "use `treepack convert --map NEW=OLD`",
     "stack transpose": "use `treepack convert --map NEW=OLD=AXES`",
     "version": "use `treepack -V`",
@@ -34,19 +38,34 @@ _OPTIONS = {
     "ls": {
         "-l -a -la -lh --long": "leave it out: shapes and sizes are always listed, and --json adds "
         "offsets",
-        "-R -r --recursive": "leave it out: all levels are listed unless --depth limits them",
+        "-R -r --recursive --tree": "leave it out: all levels are listed unless --depth limits "
+        "them",
+        "--format -j --yaml": "use --json",
     },
+    "info": {"--format -j --yaml": "use --json"},
+    "verify": {
+        "--strict": "leave it out: every byte is compared",
+        "--digest --hash": "use --expect",
+    },
+    "digest": {"--sha256 --md5 --algorithm": "leave it out: there is one kind of digests"},
+    "get": {"--select --only": "name the part as PATH, and what to leave out by --skip"},
     "diff": {
         "--tolerance --tol": "use --rtol or --atol",
         "--quiet -q": "leave it out, and send the output to /dev/null: the exit status tells",
     },
-    "show": {"--rows": "rows of an array are read in Python, as treepack.open(FILE)[PATH][:3]"},
+    "show": {
+        "--bins": "leave it out: in Python, treepack.open(FILE)[PATH].statistics(bins=10) has them",
+        "--rows": "rows of an array are read in Python, as treepack.open(FILE)[PATH][:3]",
+    },
     None: {
         "--to --format -f -t": f"the suffix of TARGET selects the format, as in out{_EXAMPLE}",
         "--output --out -o": "name the new file after FILE, as TARGET",
         "--compress --compression -z": "use --gzip, or --numbers",
         "--exclude --ignore": "use --skip",
-        "--include --filter": "use --select",
+        "--include --filter --only": "use --select",
+        "--select": "compare parts that `treepack get` writes",
+        "--zstd --bz2 --lz4 --xz": "use --gzip, or --numbers",
+        "--threads -j": "set the environment variable TREEPACK_NUM_THREADS",
         "--cast --precision": "use --dtype",
         "--rename --stack --unstack --transpose": "use --map NEW=OLD=AXES",
         "--force --overwrite -y": "leave it out: files are always replaced",
@@ -58,6 +77,15 @@ def _hint(rows: Mapping[str, str], name: str) -> str:
     """Returns the hint at a name, from hints by several names with spaces between them."""
     return next((hint for names, hint in rows.items() if name in names.split()), "")
 
+
+# Arguments that may be missing.
+_ARGUMENTS = {
+    "file": "name a file, directory or URL, or - for standard input",
+    "files": "name a file, directory or URL, or - for standard input",
+    "path": "name a leaf, as `treepack ls --flat FILE` lists them",
+    "other": "name the file to compare with",
+    "target": "name the new file, or - for standard output, after FILE",
+}
 
 # The options of the form ONE=OTHER.
 _PAIRS = ("--map",)
@@ -84,10 +112,12 @@ class Command(TyperCommand):
                 hint = _hint(_OPTIONS.get(self.name, {}) | _OPTIONS[None], option)
             elif "extra argument" in error.message:
                 hint = _extra(str(self.name), given)
-            elif getattr(error, "param", None) is not None and error.param.name == "target":
-                hint = "name the new file, or - for standard output, after FILE"
+            elif getattr(error, "param", None) is not None and not error.message:
+                hint = _ARGUMENTS.get(error.param.name, "")
             if hint:
-                error.message, error.possibilities = f"{error.message}: {hint}", None
+                # A sentence about a missing argument comes before its message.
+                text = f"{error.message}: {hint}" if error.message else hint[0].upper() + hint[1:]
+                error.message, error.possibilities = text, None
             raise
 
 
@@ -106,6 +136,11 @@ def _extra(command: str, args: Sequence[str]) -> str:
         at = args.index(option) + 1 if option in args else len(args)
         if at + 1 < len(args) and "=" not in args[at]:
             return f"write {option} {shlex.quote(f'{args[at]}={args[at + 1]}')}"
+    options = [arg for arg, last in zip(args, args[2:], strict=False) if last == args[-1]]
+    if options and options[0] in ("--select", "--skip", "--map"):
+        return f"repeat the option, as {options[0]} {args[-1]}"
+    if args[-2:][0] == "--gzip":
+        return f"the level is --level {args[-1]}"
     files = [arg for arg in args if arg[:1] != "-"]
     if command == "diff" and (Path(files[-1]).exists() or Path(files[-1]).suffix):
         return "compare two files at a time"
@@ -115,11 +150,13 @@ def _extra(command: str, args: Sequence[str]) -> str:
         return f"it compares whole files: for a part, add | grep {shlex.quote(f'^{files[-1]}')}"
     if command == "ls":
         return "list one file, and one path in it, at a time"
+    if command in ("info", "digest") and Path(files[-1]).exists():
+        return "name one file at a time"
     if command in ("info", "digest") and len(files) == 2:
         return "it takes a whole file: write a part to a file by `treepack get FILE PATH TARGET`"
     if command == "show":
         return "a part of an array is read in Python, as treepack.open(FILE)[PATH][0]"
-    return ""
+    return "name one FILE and one TARGET" if command in ("convert", "salvage") else ""
 
 
 class Commands(TyperGroup):
@@ -127,6 +164,8 @@ class Commands(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         command = super().get_command(ctx, cmd_name)
+        if command is None and cmd_name.lower() in self.commands:
+            ctx.fail(f"No such command {cmd_name!r}: write `treepack {cmd_name.lower()}`")
         if command is None and Path(cmd_name).exists():
             ctx.fail(f"{cmd_name} is a file: list it with `treepack ls {cmd_name}`")
         if command is None and (hint := _hint(_COMMANDS, cmd_name)):

@@ -35,6 +35,7 @@ NUMBERS = Annotated[
 LEVEL = Annotated[int | None, typer.Option(help="The gzip level from 0 (stored) to 9 (smallest).")]
 ALIGN = Annotated[int, typer.Option(help="The alignment of arrays in bytes.")]
 _SPLIT = [each.name for each in formats.known() if each.is_split]
+_NAMED = tuple(end for each in formats.known() if each.separators for end in each.suffixes)
 SHARDS = f"Write a directory of {' or '.join(_SPLIT)}, in files of at most this size, such as 5GB."
 DTYPE = Annotated[
     str | None, typer.Option(help="Cast float arrays to this dtype, such as bfloat16.")
@@ -87,11 +88,11 @@ def convert(
     .treepack and .safetensors keep the metadata. Files may be larger than
     memory.
     """
-    named = formats.of_suffix(target)
-    is_of_target = max_shard_size is not None or (named is not None and named.separators)
-    with opened(source, max_size, None if is_of_target else sep, base, mapping) as file:
+    is_named = target.lower().endswith(_NAMED) or max_shard_size is not None
+    read, written = (None, sep) if is_named else (sep, None)
+    with opened(source, max_size, read, base, mapping) as file:
         copy = Copy.of(file).chosen(select or None, skip or None)
-        _save(target, copy, gzip, numbers, level, align, dtype, sep, max_shard_size)
+        _save(target, copy, gzip, numbers, level, align, dtype, written, max_shard_size)
 
 
 def get(

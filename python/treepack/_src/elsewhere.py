@@ -36,7 +36,12 @@ class _Option(NamedTuple):
 
 # The first that fits counts.
 _OPTIONS = [
-    _Option("template item like abstract_state abstract_pytree", "target", "pass it as target="),
+    _Option(
+        "template item like abstract_state abstract_pytree args params state tree model",
+        "on_corrupt",
+        "pass it as target=",
+    ),
+    _Option("template item like tree state pytree params", "target", "pass it as target="),
     _Option("target item like abstract_state abstract_pytree", "template", "pass it as template="),
     _Option(
         "overwrite force replace exist_ok mode", "durable", "leave it out: saving always replaces"
@@ -46,7 +51,35 @@ _OPTIONS = [
         "background",
         "pass background=True to write in a thread",
     ),
+    _Option("every every_n keep keep_every", "anchor_every", "pass anchor_every="),
+    _Option("background", "version", "leave it out: push in a thread of your own"),
+    _Option("metadata metrics", "version", "make it a leaf of the tree"),
+    _Option("block async_save use_thread", "background", "pass background=True"),
+    _Option("fsync sync flush", "durable", "pass durable=, whether to wait for the disk"),
+    _Option("atomic", "durable", "leave it out: files are always replaced atomically"),
+    _Option("checksum checksums crc", "durable", "leave it out: leaves always have checksums"),
+    _Option("verify", "durable", "call treepack.verify(path) after the save"),
+    _Option("sharding mesh", "sharded", "leave it out: arrays are saved as they are sharded"),
+    _Option("mesh spec partition_spec", "sharding", "pass sharding=NamedSharding(mesh, spec)"),
+    _Option("keep max_to_keep keep_last", "durable", "treepack.Series(path, keep=...) takes it"),
+    _Option("obj pytree params state model", "separator", "pass the tree as the second argument"),
+    _Option("f file filename file_path fname", "tree", "pass the path as the first argument"),
+    _Option("f file filename file_path fname", "path", "pass the path as the first argument"),
     _Option("ignore skip skip_keys", "exclude", "pass exclude="),
+    _Option("key keys prefix path_prefix only paths", "select", "pass select="),
+    _Option(
+        "compress compression decompress",
+        "on_corrupt",
+        "leave it out: compressed files are recognized",
+    ),
+    _Option("step", "on_corrupt", "load that step, as by treepack.load(run.path(step), target)"),
+    _Option(
+        "flat nested as_dict flatten",
+        "on_corrupt",
+        "dict(file.leaves()) of treepack.open(path) is flat",
+    ),
+    _Option("backend numpy return_numpy jax torch", "arrays", 'pass arrays="numpy" or "jax"'),
+    _Option("to", "device", "pass device="),
     _Option("exclude select ignore", "state", "pass a part of the state"),
     _Option(
         "loss accuracy acc val_loss eval_loss score reward metric",
@@ -59,6 +92,10 @@ _OPTIONS = [
     _Option("timeout", "max_size", "leave it out: treepack.load and Subscriber.wait take it"),
     _Option("compress compression level", "described", "treepack.dumps takes compress="),
     _Option("dtype sharding device", "path_or_data", "treepack.load takes it"),
+    _Option("select exclude", "path_or_data", "take the part of an open file: file[path]"),
+    _Option("select exclude keys", "rtol", "compare parts of open files, as file[path]"),
+    _Option("leaves", "source", "use its result, such as digest.leaves or verify(path).leaves"),
+    _Option("quiet verbose", "source", "leave it out: it prints nothing"),
     _Option("tolerance tol eps", "rtol", "pass rtol= or atol="),
     _Option("algorithm algo method", "source", "leave it out: there is one kind of digests"),
     _Option("keep_period", "best", "pass every="),
@@ -78,14 +115,29 @@ _OPTIONS = [
         "partial partial_restore ignore_missing allow_missing", "missing", 'pass missing="target"'
     ),
     _Option("restore_args shapes dtypes", "target", "pass jax.ShapeDtypeStructs as target="),
-    _Option("params state target model", "separator", "pass the tree as the second argument"),
+    _Option("target", "separator", "pass the tree as the second argument"),
     _Option("path format", "tree", "treepack.save(path, tree, ...) takes it"),
-    _Option("select exclude target template dtype", "salvage", "load of the open file takes it"),
+    _Option(
+        "select exclude target template dtype arrays sharding strict cast copy verify on_corrupt",
+        "salvage",
+        "load of the open file takes it",
+    ),
+    _Option("base", "salvage", "treepack.load takes it"),
+    _Option(
+        "background durable align level metadata sharded format",
+        "on_corrupt",
+        "leave it out: treepack.save takes it",
+    ),
+    _Option("durable sharded background mapping separator path", "static", "treepack.save has it"),
     _Option("name", "serialized_name", "pass serialized_name="),
     _Option("compression gzip zip", "compress", "pass compress=True"),
     _Option("map_location", "device", "pass device="),
     _Option("framework framework_name", "arrays", 'pass arrays="numpy" or "jax"'),
-    _Option("weights_only allow_pickle", "mmap", "leave it out: nothing is unpickled"),
+    _Option("framework framework_name device", "salvage", "leave it out: arrays are NumPy's"),
+    _Option("weights_only allow_pickle pickle", "mmap", "leave it out: nothing is unpickled"),
+    _Option("object_hook raw strict_map_key ext_hook use_list", "data", "leave it out"),
+    _Option("default use_bin_type indent protocol described", "static", "leave it out"),
+    _Option("threads", "described", "treepack.dumps takes threads="),
     _Option("save_every save_interval save_interval_steps every_n_steps", "every", "pass every="),
     _Option("max_to_keep keep_last keep_n last", "keep", "pass keep=treepack.Keep(last=3)"),
     _Option("max_to_keep keep_last keep_n", "last", "pass last="),
@@ -146,7 +198,7 @@ def advise(verb: Callable[..., Any], error: TypeError, options: Iterable[str]) -
     named = [each.name for each in parameters.values() if each.kind is each.KEYWORD_ONLY]
     rest = f", and name the rest, as in {named[0]}=" if "were given" in str(error) and named else ""
     by_place = (it for it in parameters.values() if it.kind is it.POSITIONAL_OR_KEYWORD)
-    if rest and not needed:  # all are optional
+    if "were given" in str(error) and not needed:  # all are optional
         needed = [it.name for it in by_place if it.name != "self"]
     raise TypeError(f"{error}: call it as {_name_of(verb)}({', '.join(needed)}){rest}") from None
 
@@ -277,6 +329,7 @@ _PUBLISHER = by_name(
     {
         "publish send put update save write set": "use push(tree, version=...)",
         "close wait": "leave it out: a version is published once push returns",
+        "latest version versions": "a Subscriber of its directory has latest()",
         "[]": "a Subscriber of its directory reads the versions",
     }
 )
@@ -285,6 +338,7 @@ _SUBSCRIBER = by_name(
         "get receive recv read poll pull load fetch": "use latest(template), or wait(template)",
         "subscribe next listen": "use wait(template), which waits for a newer version",
         "close": "leave it out: it holds no connection",
+        "version versions": "use latest(template), whose first result is the version",
         "[]": "call wait(template) for each newer version",
     }
 )
@@ -298,31 +352,45 @@ _TREE = by_name(
     {
         "save write to_file copy_to": "use treepack.save(path, file)",
         "read restore to_tree": "use load()",
-        "verify diff digest": "use the function of this name, as in treepack.digest(file)",
+        "diff digest": "use the function of this name, as in treepack.digest(file)",
+        "verify": "use treepack.verify(path)",
+        "get_tensor get_slice f get_array": "use file[path]",
+        "files names paths": "use [path for path, _ in file.leaves()]",
+        "tree state_dict": "use load()",
+        "statistics shape dtype size": "look up an array in it, as by file[path]",
     }
 )
 _VERIFICATION = by_name(
     {
         "corrupted damaged bad": "use corrupt",
         "status statuses": "use leaves, a dict of path and status",
+        "error errors failures failed": "use corrupt and damage",
+        "raise_for_status raise_ check": "treepack.load(path, verify=True) raises",
     }
 )
 _DIFFERENCES = by_name(
     {
         "paths": "use [each.path for each in differences]",
         "differences": "it is a list of the differences",
+        "summary text report": "use str(differences)",
     }
 )
 _STATISTICS = by_name(
     {
-        "max": "use maximum",
-        "min": "use minimum",
+        "max amax": "use maximum",
+        "min amin": "use minimum",
         "nans": "use nan",
         "inf infs": "use infinite",
         "count": "use size",
     }
 )
-_MAPPING = by_name({"load open": "pass it as mapping= to the function of this name"})
+_MAPPING = by_name(
+    {
+        "load open": "pass it as mapping= to the function of this name",
+        "apply convert transform map": "pass it as mapping= to treepack.load or treepack.save",
+        "keys items rules": "keep the dict of its rules",
+    }
+)
 # Names of Orbax's CheckpointManager and of other queues, and what replaces them, by our classes.
 _OF_CLASSES = {
     "Series": _SERIES,
@@ -337,20 +405,38 @@ _OF_CLASSES = {
     ),
     "Statistics": _STATISTICS,
     "Mapping": _MAPPING,
-    "LazyArray": by_name({"load read": "read it by array[...], or a part by array[:10]"}),
+    "LazyArray": by_name(
+        {"load read array value": "read it by array[...], or a part by array[:10]"}
+    ),
 }
 
 MODULE = by_name(
     {
         "restore load_file read from_file load_checkpoint load_params load_pytree load_state_dict "
-        "tree_deserialise_leaves": "use treepack.load",
+        "tree_deserialise_leaves load_model from_pretrained": "use treepack.load",
         "save_file dump write to_file savez save_params save_pytree "
-        "tree_serialise_leaves": "use treepack.save",
-        "safe_open inspect": "use treepack.open",
+        "tree_serialise_leaves save_model": "use treepack.save",
+        "save_pretrained": 'use treepack.save(path, tree, format="safetensors")',
+        "save_async async_save": "use treepack.save(path, tree, background=True)",
+        "wait wait_until_finished": "use result() of the Saving that save(background=True) returns",
+        "pack packb encode": "use treepack.dumps",
+        "unpack unpackb decode": "use treepack.loads",
+        "safe_open inspect keys shape shapes tree checkpoint": "use treepack.open",
         "metadata load_metadata": "use treepack.read_metadata",
-        "CheckpointManager": "use treepack.Series, or Orbax's own with treepack.orbax",
-        "Checkpointer StandardCheckpointer PyTreeCheckpointer "
-        "AsyncCheckpointer": "use treepack.save and treepack.load",
+        "hash checksum": "use treepack.digest",
+        "compare allclose": "use treepack.diff",
+        "validate check": "use treepack.verify",
+        "rename transpose": "pass mapping= to treepack.load or treepack.save",
+        "merge": "pass missing='target' to treepack.load",
+        "tree_map": "use jax.tree.map",
+        "register register_class register_type register_pytree_node "
+        "register_pytree_node_class": "use treepack.register_dataclass or treepack.register_node",
+        "register_enum register_static": "use treepack.register_auxdata",
+        "orbax orbax_v1": "import it: import treepack.orbax, or treepack.orbax_v1",
+        "CheckpointManager Manager": "use treepack.Series, or Orbax's own with treepack.orbax",
+        "Checkpoint Checkpointer StandardCheckpointer PyTreeCheckpointer AsyncCheckpointer "
+        "latest_step": "use treepack.save and treepack.load, or treepack.Series",
+        "SaveArgs RestoreArgs ArrayRestoreArgs": "pass options to treepack.save or treepack.load",
     }
 )
 """Names of other libraries, and what replaces them in `treepack`."""

@@ -152,6 +152,8 @@ def save_checkpoint(
         ...
       treepack.errors.InvalidCheckpointError: ...
     """
+    if not hasattr(keep, "__index__"):
+        raise TypeError(f"keep must be an integer, got {keep!r:.100}: a large one keeps all")
     _wait_for(async_manager, orbax_checkpointer)
     given = Steps.at(ckpt_dir, prefix, options.pop("storage_options", None))
     folder, name = given.fixed(), given.name(step)
@@ -324,6 +326,9 @@ def restore_checkpoint(
     Returns:
       The tree; or the target itself if `step` is `None` and no checkpoint exists.
 
+    Warns:
+      UserWarning: If the target is returned, and the directory has checkpoints of another prefix.
+
     Raises:
       ValueError: If the step has no checkpoint.
       MismatchError: A ValueError that lists all differences, if the checkpoint does not match the
@@ -368,6 +373,8 @@ def restore_checkpoint(
             there = (
                 f"there are the steps {', '.join(numbers)}" if numbers else "there is no checkpoint"
             )
+            if root.entry().path.is_local and not root.entry().is_directory and not numbers:
+                there += ": pass its directory, or leave out step="
             message = f"Matching checkpoint not found: {entry.path.shown}; {there}"
             raise ValueError(message) from None
     itself = root.entry()
@@ -388,6 +395,7 @@ def restore_checkpoint(
             if last.name in steps.names():
                 raise
             listing = steps.ordered()  # another process saved a newer one and removed it
+    steps.warn_of_others("restore_checkpoint")
     return target
 
 
@@ -445,6 +453,13 @@ def available_steps(
     """
     steps = Steps.given(ckpt_dir, prefix, storage_options).steps()
     return [step_type(step) for step in steps]
+
+
+def __getattr__(name: str) -> Any:
+    raise AttributeError(
+        f"module {__name__!r} has no attribute {name!r}: use save_checkpoint, restore_checkpoint, "
+        "latest_checkpoint or available_steps, or treepack.Series"
+    )
 
 
 def __dir__() -> list[str]:

@@ -236,6 +236,8 @@ def _check_buffer(name: str, buffer: Any) -> None:
         cure = "pass bytes of it, or a bytearray of packed_size(tree) bytes"
         if hasattr(buffer, "buf"):
             cure = "pass its buf"
+        elif isinstance(buffer, (str, os.PathLike)) and name == "patch":
+            cure = "pass the bytes of the file"
         elif isinstance(buffer, (str, os.PathLike)) or hasattr(buffer, "write"):
             cure = "treepack.save(path, tree) writes a file"
         elif isinstance(buffer, (list, tuple)):

@@ -12,6 +12,7 @@ import numpy as np
 
 from treepack._src import dtypes as _dtypes
 from treepack._src.api.bytes import dumps
+from treepack._src.api.digest import check_is_tree
 from treepack._src.checkpoint.file import Tree, open
 from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.checkpoint.statistics import pairs
@@ -199,7 +200,10 @@ def _opened(source: Any, max_size: int | None) -> Iterator[Tree]:
         yield source
         return
     source = Address.or_data(source)
-    with open(source if is_source(source) else dumps(source), max_size=max_size) as file:
+    if not is_source(source):
+        check_is_tree(source)
+        source = dumps(source)
+    with open(source, max_size=max_size) as file:
         yield file
 
 

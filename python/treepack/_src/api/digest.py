@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
+from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import File, Tree, open
 from treepack._src.checkpoint.reader import LazyArray, Reader
 from treepack._src.checkpoint.sharded import unless_replaced
@@ -22,12 +24,20 @@ from treepack._src.saving.layout import Encoding
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Opened, is_source
 from treepack._src.storage.naming import naming
-from treepack.errors import CorruptionError
+from treepack.errors import CorruptionError, MissingPathError
 
 # The memory for parts of arrays that are not digested where they lie.
 _WINDOW_BYTES = 16 << 20
 
 _HEX = re.compile("[0-9a-f]{32}")
+
+
+class _Leaves(dict[str, str]):
+    """The digests of leaves by path."""
+
+    def __missing__(self, path: str) -> str:
+        meant = _paths.meant(path, self) if isinstance(path, str) else None
+        raise MissingPathError(str(path), hint="" if meant is None else f"is it {meant!r}?")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -120,6 +130,7 @@ def digest(
         return digest_of(source, threads, is_stored=True)
     source = Address.or_data(source, storage_options)
     if not is_source(source):
+        check_is_tree(source)
         return digest_of(_laid(source), threads)
 
     def attempt() -> Digest:
@@ -127,6 +138,14 @@ def digest(
             return digest_of(file, threads, is_stored=True)
 
     return unless_replaced(attempt)
+
+
+def check_is_tree(source: Any) -> None:
+    """Raises a TypeError if the paths of several files stand in the place of a file or a tree."""
+    paths = source if isinstance(source, (list, tuple)) else ()
+    are_texts = all(isinstance(each, (str, os.PathLike)) for each in paths)
+    if paths and are_texts and all(map(os.path.exists, paths)):
+        raise TypeError(f"expected a file or a tree, got paths of {len(paths)} files: pass one")
 
 
 def _laid(tree: Any) -> File:
@@ -162,10 +181,10 @@ def digest_of(tree: Tree, threads: int | None, *, is_stored: bool = False) -> Di
         for number, path in enumerate(together):
             digests[path] = joined[16 * number : 16 * (number + 1)]
         return Digest(
-            {
-                path: core.join_digests(head, digests[path], nbytes).hex()
+            _Leaves(
+                (path, core.join_digests(head, digests[path], nbytes).hex())
                 for path, (head, nbytes) in heads.items()
-            }
+            )
         )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 from treepack._src import paths as _paths
 from treepack._src.api.files import save
 from treepack._src.checkpoint.whole import restore_described
+from treepack._src.elsewhere import advised
 from treepack._src.interop import jax as _jax
 from treepack._src.options import (
     Arrays,
@@ -136,6 +137,7 @@ def _explained(error: Exception) -> str:
     return f"{remedies[0]} ({message})" if remedies else message
 
 
+@advised
 def load_exported(
     path: Openable,
     *,

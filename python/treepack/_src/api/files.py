@@ -88,8 +88,8 @@ def save(
     Args:
       path: The file (a leading `~` is the home folder), a `UPath`, or a URL of a store
         (with obstore or fsspec), where the object appears once it is complete. Suffixes of other
-        formats, such as `.npz`, are an error. A file keeps the permissions of the file that
-        it replaces; a new one follows the umask.
+        formats, such as `.npz`, are an error, and so are typos such as `.safetensor`. A file keeps
+        the permissions of the file that it replaces; a new one follows the umask.
       tree: Any tree of dicts, lists, tuples, registered nodes and leaves. Or an iterator of pairs
         of a path and a leaf, for trees larger than memory: they become nested dicts, whose arrays
         are spooled to a temporary file beside `path`. Arrays of an open file are read last, so it

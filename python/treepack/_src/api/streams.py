@@ -16,6 +16,7 @@ import numpy as np
 import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.arrays.deferred import Deferred, InContent
+from treepack._src.elsewhere import advised
 from treepack._src.interop import jax as _jax
 from treepack._src.options import Opening, StorageOptions
 from treepack._src.restore.compare import signature
@@ -26,6 +27,7 @@ from treepack._src.storage.naming import naming
 from treepack.errors import TreepackError
 
 
+@advised
 def read_stream(
     path: Location, *, max_size: int | None = None, storage_options: StorageOptions = None
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -61,6 +63,7 @@ def read_stream(
         yield tuple(key), leaf
 
 
+@advised
 def write_stream(
     path: Location,
     leaves: Iterable[tuple[Any, Any]],

@@ -95,7 +95,7 @@ class _Cast(BoxedArray):
     """An array that is cast when it is read, in blocks."""
 
     def __init__(self, array: BoxedArray, dtype: Any, overflow: bool):
-        self.reader, self.value, self.parts = array.reader, array.value, array.parts
+        self.reader, self.number, self.parts = array.reader, array.number, array.parts
         self.dtype, self.shape = np.dtype(dtype), array.shape
         self._array, self._overflow = array, overflow
 

@@ -17,7 +17,7 @@ from treepack._src.checkpoint.opening import open_reader
 from treepack._src.checkpoint.placement import converter, sharing
 from treepack._src.checkpoint.reader import Place, Reader, StayLazy, lacking
 from treepack._src.checkpoint.replicas import Together
-from treepack._src.checkpoint.select import Selector, compiled
+from treepack._src.checkpoint.select import Selector, compiled, nothing_left
 from treepack._src.checkpoint.sharded import unless_replaced
 from treepack._src.checkpoint.shards import warn_of_part
 from treepack._src.checkpoint.whole import noticed, restore_described
@@ -352,7 +352,7 @@ def _choose(place: Place, target: Any, selection: Selection, reading: Reading) -
         selector = compiled(selection.select, "file", there, selection.exclude, ours)
         marks = selector.mark(catalog, place.value)
     if target is None and marks is not None and not marks.values:
-        warn("select= and exclude= leave out every leaf of the file")
+        warn(nothing_left("file", dict(Room().all(catalog.ends(place.value)))))
     if type(target) is dict and selection.missing == "error" and selection.unexpected is None:
         _check_begins(selector.patterns, target)
     corrupt: dict[int, str] = {}

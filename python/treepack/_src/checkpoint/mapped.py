@@ -107,6 +107,7 @@ class Mapping(RuleSet):
     def __init__(self, rules: Rules, *, rest: Rest = "same", **sizes: int | tuple[int, ...]):
         super().__init__(rules, rest, sizes)
 
+    @advised
     def check(self, target: Any, source: Openable) -> None:
         """Checks that a file fits the rules and a target; reads headers only.
 

@@ -24,6 +24,7 @@ from treepack._src.interop import jax as _jax
 from treepack._src.interop.shardings import fitting
 from treepack._src.options import Reading, Sharing
 from treepack._src.paths import Room, Trail
+from treepack._src.printable import printable
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.restore.compare import like_scalar
@@ -92,6 +93,12 @@ def converter(
             cast_items(items, reading.threads, overflow=reading.cast == "overflow")
         if placed:
             _place(items, where, may_change, reading, group, held or {})
+            if items and isinstance(where, _Shardings) and where.is_unused:
+                raise ValueError(
+                    "the tree of shardings in sharding= fits no leaf: it has "
+                    f"{printable(_paths.text(next(iter(where.tree))))}, the file "
+                    f"{printable(str(items[0].path))}: give it the paths of the file"
+                )
         for item in items:
             if isinstance(item.leaf, LazyArray):
                 item.leaf = item.leaf.__array__(copy=reading.copy)
@@ -121,7 +128,18 @@ def _where(reading: Reading) -> Where:
     if _is_function(given) and device is None:
         check_parameters(given, "sharding=", "a path and a ShapeDtypeStruct", 2)
         room = Room()
-        return lambda path, struct, _: given(room.text(path), struct)
+
+        def call(path: Trail, struct: Any, _: bool) -> Any:
+            try:
+                return given(room.text(path), struct)
+            except Exception as error:
+                error.add_note(
+                    "treepack: sharding= was called with a path and a ShapeDtypeStruct, "
+                    f"{room.text(path)!r:.100} and {struct}"
+                )
+                raise
+
+        return call
     shardings: dict[tuple[str, ...], Any] = {(): device}
     if device is None:
         shardings = dict(leaves_of(sharding, ()))
@@ -135,12 +153,25 @@ def _where(reading: Reading) -> Where:
             )
     if () in shardings:
         return lambda *_: given
+    return _Shardings(shardings)
 
-    def lookup(path: Trail, _: Any, is_needed: bool) -> Any:
-        missing = "shardings" if is_needed else None
-        return _paths.at_or_above(shardings, path, missing)
 
-    return lookup
+class _Shardings:
+    """A pytree of shardings, each for everything below it.
+
+    Attributes:
+      tree: The shardings by path.
+      is_unused: Whether no leaf had one until now, though there are some.
+    """
+
+    def __init__(self, tree: dict[tuple[str, ...], Any]):
+        self.tree, self.is_unused = tree, bool(tree) and None not in tree.values()
+
+    def __call__(self, path: Trail, _: Any, is_needed: bool) -> Any:
+        """Returns the sharding of a path, or `None`; see `Where`."""
+        found = _paths.at_or_above(self.tree, path, "shardings" if is_needed else None)
+        self.is_unused &= found is None
+        return found
 
 
 def _wrapped(leaf: Any) -> str:
@@ -156,7 +187,7 @@ def _wrapped(leaf: Any) -> str:
 def _is_function(sharding: Any) -> bool:
     # Modules and structs may be callable, and are trees. Shardings and devices are neither, and
     # meshes are decorators.
-    is_plain = callable(sharding) and kind_of(sharding) is None
+    is_plain = callable(sharding) and kind_of(sharding) is None and not isinstance(sharding, type)
     is_mesh = hasattr(sharding, "axis_names")
     return (is_plain and not is_mesh) or _jax.is_partial(sharding)
 

@@ -490,9 +490,9 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
     """An array in an open file, which is read when it is used.
 
     Operators, functions of NumPy, `np.asarray` and `jnp.asarray` read the whole array. Integers and
-    slices as an index read only the elements they need; lists and arrays of indices or bools read
-    all of it, so read some rows as `np.stack([lazy[row] for row in rows])`. Other functions of JAX, such as `jax.device_put`, and compiled
-    functions take only arrays: pass them `jnp.asarray(lazy)`.
+    slices as an index read only the elements they need, lists and arrays of indices or bools all of
+    it; `np.stack([lazy[row] for row in rows])` reads only some rows. Functions of JAX, such as
+    `jax.device_put`, and compiled functions take only arrays: pass them `jnp.asarray(lazy)`.
 
     Attributes:
       shape: The shape of the array.
@@ -512,7 +512,7 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
 
     def __init__(self, reader: Reader, value: int, parts: list[str], kind: tuple[Any, ...]):
         self.reader = reader
-        self.value = value
+        self.number = value
         self.parts = parts
         dtype, shape = dtype_and_shape(kind)
         resolved_dtype = _dtypes.resolve(dtype.encode())
@@ -549,8 +549,8 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
         """Returns the array; `copy` is NumPy's."""
         catalog = self.reader.catalog
         try:
-            with self.reader.fetching(self.value):
-                array: np.ndarray = catalog.read(self.value, copy=copy, threads=None)
+            with self.reader.fetching(self.number):
+                array: np.ndarray = catalog.read(self.number, copy=copy, threads=None)
             same = isinstance(array, np.ndarray) and array.dtype == self.dtype
             if not same or array.shape != self.shape:
                 reason = (
@@ -595,10 +595,10 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
         bounds = bounds_of(box)
         try:
             if self.reader.is_local:
-                data = catalog.read_box(self.value, bounds)
+                data = catalog.read_box(self.number, bounds)
             else:
                 with fetching(self.ranges(bounds)):
-                    data = catalog.read_box(self.value, bounds)
+                    data = catalog.read_box(self.number, bounds)
         except Exception as error:
             naming(self.reader.given).add_to(error)
             raise
@@ -611,7 +611,7 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
         """
         if self.reader.is_local:
             return
-        _, _, start, stop, _ = self.reader.catalog.leaf(self.value)
+        _, _, start, stop, _ = self.reader.catalog.leaf(self.number)
         data = max(start, stop - self.nbytes)
         # A damaged index may have a larger array than the leaf; reading the leaf raises the error.
         is_there = self.nbytes <= stop - start
@@ -630,7 +630,7 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
         if not self.reader.is_local:
             return None
         try:
-            return self.reader.catalog.read(self.value, copy=False, threads=None)  # type: ignore[no-any-return]
+            return self.reader.catalog.read(self.number, copy=False, threads=None)  # type: ignore[no-any-return]
         except ValueError:  # reading the leaf raises the error, if there is one
             return None
 
@@ -652,7 +652,7 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
         memory, at, strides = memory_of(target)
         read_to = self.reader.catalog.read_box_to
         with naming(self.reader.given):
-            read_to(self.value, bounds_of(box), memory, at, strides, threads=threads)
+            read_to(self.number, bounds_of(box), memory, at, strides, threads=threads)
 
     def flat_range(self, start: int, stop: int) -> np.ndarray:
         """Reads only a range of elements, counted in C order."""
@@ -693,11 +693,11 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
         Raises:
           CorruptionError: If it is damaged.
         """
-        self.reader.compare(self.value, self.parts)
+        self.reader.compare(self.number, self.parts)
 
     def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
         with naming(self.reader.given):
-            return self.reader.catalog.pieces_to_copy(self.value, self.reader.filename)
+            return self.reader.catalog.pieces_to_copy(self.number, self.reader.filename)
 
     def _hint_for(self, name: str) -> str:
         is_of_arrays = hasattr(np.ndarray, name) and not name.startswith("_")

@@ -61,7 +61,7 @@ class Selector:
         if tree and all(isinstance(leaf, _BOOLS) for leaf in tree.values()):
             bools = [([*keys], bool(leaf)) for keys, leaf in tree.items()]
             self.selector = core.Selector.bools(bools)
-        elif callable(select):
+        elif callable(select) and not isinstance(select, type):
             check_parameters(select, "a predicate", "a path", 1)
             self._predicate = select
         else:
@@ -148,8 +148,14 @@ class Selector:
             are_names = type(parts) is tuple and all(isinstance(part, str) for part in parts)
             if are_names and len(parts) > 1 and not Selector([*parts]).unmatched(paths):
                 error += f". A tuple is one path: for several patterns, pass a list: {[*parts]}"
-        hint = _starred(typos[0], paths) or _escaped(typos[0], paths)
+        hint = _keyed(typos[0], paths) or _starred(typos[0], paths) or _escaped(typos[0], paths)
         raise TreepackError(error + (hint or _paths.similar(typos[0], paths)))
+
+
+def nothing_left(where: str, paths: Iterable[str]) -> str:
+    """Returns the warning that select= and exclude= leave out all leaves."""
+    path = printable(next(iter(paths), _paths.ROOT))
+    return f"select= and exclude= leave out every leaf of the {where}, such as {path!r}"
 
 
 def _literal(text: str, paths: Iterable[str]) -> tuple[str, ...] | None:
@@ -191,12 +197,23 @@ def _escaped(pattern: str, paths: Iterable[str]) -> str:
 def _starred(pattern: str, paths: Iterable[str]) -> str:
     """Returns a hint if a pattern has wildcards of regular expressions or templates."""
     star = _OTHERS.sub("*", pattern)
-    if star == pattern or Selector(star).unmatched(paths):
+    for text in (star, f"**/{star}") if star != pattern else ():
+        if not Selector(text).unmatched(paths):
+            return f"; wildcards are *, ** and ?: is it {text!r}?"
+    return ""
+
+
+def _keyed(pattern: str, paths: Iterable[str]) -> str:
+    """Returns a hint if a pattern is a key path of JAX as text: `['params']['w']`."""
+    keys = [key[0] or key[1] for key in _KEY.findall(pattern)]
+    path = _paths.text(keys)
+    if not keys or _KEY.sub("", pattern) or Selector(path).unmatched(paths):
         return ""
-    return f"; wildcards are *, ** and ?: is it {star!r}?"
+    return f"; is it {path!r}?"
 
 
 # Groups, captures and classes.
+_KEY = re.compile(r"""\[['"]?([^\]'"]*)['"]?\]|\.(\w+)""")
 _OTHERS = re.compile(r"\{\w*\}|\(.*?\)|<\w+>|\[.*?\]|\.\*|\\\w\+?|\$\d")
 
 # Limits the search for similar paths, which is slow.
@@ -290,7 +307,7 @@ def chosen(tree: Any, select: Any, exclude: Any = None, where: str = "tree") -> 
     meant = meant_of({paths[parts]: is_leaf for parts, is_leaf in ends.items()}, selector)
     wanted = {parts for parts in ends if paths[parts] in meant}
     if ends and not wanted:
-        warn(f"select= and exclude= leave out every leaf of the {where}")
+        warn(nothing_left(where, paths.values()))
     # The containers that lose leaves, and the containers that keep leaves.
     losing = {parts[:count] for parts in ends.keys() - wanted for count in range(len(parts) + 1)}
     keeping = {parts[:count] for parts in wanted for count in range(len(parts) + 1)}

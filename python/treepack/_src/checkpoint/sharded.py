@@ -378,7 +378,7 @@ class ShardedReader(Files):
         `None` if files lack them, as those of other saves than with links, or if the shards are not
         contiguous parts of the array.
         """
-        number = self.manifest.array_of(self.catalog, array.value)
+        number = self.manifest.array_of(self.catalog, array.number)
         if number is None or not isinstance(array, ShardedArray) or array.dtype != array.stored:
             return None
         counts, is_host = self.manifest.grid(number)

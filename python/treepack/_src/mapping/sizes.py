@@ -146,8 +146,11 @@ def solve(rule: Rule, given: Given) -> dict[str, int]:
             raise SizesError(f"{text}; pass a larger size")
     if unknown := sorted(wanted - known.keys()):
         axis, is_part, _ = unknown[0].partition("#")
-        example = f"{axis}=(32, 8, 8)" if is_part else f"{axis}=32"
+        example_sizes = ", ".join(["32", *["8"] * (len(several.patterns) - 1)])
+        example = f"{axis}=({example_sizes})" if is_part else f"{axis}=32"
         remedy = f"it as a keyword, as in treepack.Mapping(rules, {example})"
+        if is_part and known.get(axis, len(parts)) == len(parts):
+            remedy += f", or leave {axis} out of the side with {len(parts)} arrays, if each is one"
         if rule.here.is_file:
             remedy += ", or a template to treepack.load"
         raise UnknownSizeError(axis, example, remedy)

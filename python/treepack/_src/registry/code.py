@@ -47,6 +47,17 @@ _BOUND = (
 )
 
 
+def _needs_arguments(function: Any) -> bool:
+    """Returns whether a call without arguments does not fit a function."""
+    try:
+        inspect.signature(function).bind()
+    except TypeError:
+        return True
+    except ValueError:  # it has no signature
+        pass
+    return False
+
+
 def is_code(value: Any) -> bool:
     """Returns whether a value is code: only the program can make it, and it holds no data."""
     if callable(value) or isinstance(value, (types.ModuleType, inspect.Signature)):
@@ -76,6 +87,8 @@ def check_is_tree(target: Any) -> None:
         remedy = f"pass an object of it, such as jax.eval_shape(lambda: {name}(...))"
     elif callable(target):
         remedy = f"call it, as jax.eval_shape({name}) does"
+        if _needs_arguments(target):
+            remedy = f"call it with its arguments, as jax.eval_shape({name}, ...) does"
     elif is_code(target):
         remedy = "pass a tree of arrays"
     elif _is_unknown(target):

@@ -160,7 +160,7 @@ class Names(Generic[T]):
             raise TypeError(f"aliases must be a list of names, got {aliases!r}")
         for claimed in (name, *aliases):
             if not isinstance(claimed, str) or not claimed:
-                raise ValueError(f"a {self._sort} name must be a non-empty string, got {claimed!r}")
+                raise ValueError(f"a name must be a non-empty string, got {claimed!r:.100}")
         current = self.name_of(thing)
         if current is not None and current != name:
             raise ValueError(
@@ -202,6 +202,8 @@ class Names(Generic[T]):
     def chosen(self, thing: Any, given: str | None) -> str:
         """Chooses the name of an object: the given name, its registered name, or a default."""
         if given is not None:
+            if not isinstance(given, str):
+                raise TypeError(f"serialized_name must be a string, got {given!r:.100}")
             return given
         name = self.name_of(thing)
         if name is None:

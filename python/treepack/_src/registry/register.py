@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 import treepack._core as core
+from treepack._src.elsewhere import advised
 from treepack._src.interop.jax import is_namedtuple, is_node_type, is_plain_namedtuple, needed
 from treepack._src.registry import jax_export as _jax_export
 from treepack._src.registry import nodes as _nodes
@@ -107,6 +108,11 @@ def register_dataclass(
         raise ValueError(
             f"{default_name(nodetype)} is a namedtuple: use treepack.register_namedtuple"
         )
+    if isinstance(data_fields, str):
+        raise TypeError(
+            f"data_fields must be a list of names, got {data_fields!r:.100}: the name in files is "
+            "serialized_name="
+        )
     if (data_fields is None) != (meta_fields is None):
         raise TypeError("data_fields and meta_fields must be passed together, or neither of them")
     _check_dropped(nodetype, drop_fields)
@@ -161,6 +167,11 @@ def _check_claims(
     """Raises for an invalid name or version, before anything is registered."""
     if not isinstance(version, int) or isinstance(version, bool) or not 0 <= version < 2**32:
         raise ValueError(f"version must be an integer from 0 to 2**32-1, got {version!r}")
+    if upgrade is not None and not callable(upgrade):
+        raise TypeError(
+            "upgrade must be a function of static data, children and a version, got "
+            f"{upgrade!r:.100}"
+        )
     if upgrade is not None and version == 0:
         raise ValueError(
             "upgrade= converts nodes of older versions, and version 0 has none: pass version=1"
@@ -169,6 +180,7 @@ def _check_claims(
     _jax_export.check_name(nodetype, name)
 
 
+@advised
 def register_node(
     nodetype: T,
     *,

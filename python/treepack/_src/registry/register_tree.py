@@ -6,12 +6,13 @@ import dataclasses
 import enum
 import functools
 import inspect
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import treepack._core as core
+from treepack._src.elsewhere import advised
 from treepack._src.interop.jax import is_node, is_partial, is_plain_namedtuple, partial_function
+from treepack._src.printable import warn
 from treepack._src.pytree.kinds import Pruned, flatten, kind_of
 from treepack._src.registry import jax_export as _jax_export
 from treepack._src.registry import nodes as _nodes
@@ -30,6 +31,7 @@ from treepack._src.registry.register import register_namedtuple, register_node
 from treepack._src.registry.types import TYPES
 
 
+@advised
 def register_tree(tree: Any, *, prefix: str | None = None) -> dict[str, type]:
     """Registers every unregistered node type in a tree.
 
@@ -112,15 +114,11 @@ def register_tree(tree: Any, *, prefix: str | None = None) -> dict[str, type]:
         visit(tree)
     for name, ty in added.items():
         if prefix is None and is_unstable(ty):
-            warnings.warn(
-                unstable_text(name, "pass prefix=, or register the type with serialized_name="),
-                stacklevel=2,
-            )
+            warn(unstable_text(name, "pass prefix=, or register the type with serialized_name="))
     for ty in unknown:
-        warnings.warn(
+        warn(
             f"did not register the dataclass {default_name(ty)}, which is not registered with "
-            "JAX: call treepack.register_dataclass on it",
-            stacklevel=2,
+            "JAX: call treepack.register_dataclass on it"
         )
     return added
 

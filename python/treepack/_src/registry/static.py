@@ -116,6 +116,8 @@ def register_auxdata(
     check_is_type(ty)
     if (encode is None) != (decode is None):
         raise TypeError("encode and decode must be passed together, or neither of them")
+    if encode is not None and not (callable(encode) and callable(decode)):
+        raise TypeError(f"encode and decode must be functions, got {encode!r:.50}, {decode!r:.50}")
     by_code = True
     if encode is None or decode is None:
         encode, decode = _by_definition(ty)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import treepack._core as core
+from treepack._src.elsewhere import advised
 from treepack._src.interop import jax as _jax
 from treepack._src.printable import short_repr
 from treepack._src.pytree.handlers import handlers_of
@@ -93,6 +94,7 @@ def _writing(entry: NodeType) -> NodeType:
 TYPES: Names[NodeType] = Names("node type", _writing)
 
 
+@advised
 def registered_types() -> dict[str, type]:
     """Returns the node types that are registered with treepack, by name.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from treepack._src.paths import ROOT, Trail, text
@@ -125,8 +125,16 @@ def _names_of(child: Any) -> set[str]:
     return {*children} if isinstance(children, Mapping) else set()
 
 
-def about_root(mismatch: Mismatch) -> str:
+def about_root(mismatches: list[Mismatch]) -> str:
     """Returns a hint if another argument stands in the place of the template."""
+    mismatch, missing = mismatches[0], {it.expected for it in mismatches if it.found == NOTHING}
+    if missing == {"function"} and any(it.expected == NOTHING for it in mismatches):
+        return (
+            "These leaves of the template are code: pass the state of an optimizer or module, such "
+            "as jax.eval_shape(optimizer.init, params)."
+        )
+    if mismatch.path != ROOT and missing != {"str"}:
+        return ""
     if mismatch.expected.endswith(("str", "(str)")):
         return "This argument is a template: for a part of the file, pass select=."
     if mismatch.expected == "int" and mismatch.found.startswith("a subtree"):
@@ -143,6 +151,7 @@ def about_names(
     names_of: Mapping[str, str] | None,
     *,
     has_function: bool = False,
+    unruled: Collection[str] = (),
 ) -> Iterator[str]:
     """Yields hints about names that differ.
 
@@ -151,6 +160,7 @@ def about_names(
       deeper: See `Restore`.
       names_of: With a mapping, the paths of leaves in the file, where these differ.
       has_function: Whether the mapping is a function.
+      unruled: The paths of leaves whose rule has no match in the file, always an error.
     """
     in_file = names_of or {}
     if deeper is not None:
@@ -183,7 +193,9 @@ def about_names(
         (_LENGTH.match(mismatch.expected), _LENGTH.match(mismatch.found)) for mismatch in mismatches
     ]
     more = [int(ours[1]) - int(theirs[1]) for ours, theirs in lengths if ours and theirs]
-    if max(more, default=0) > 0 or any(mismatch.found == NOTHING for mismatch in mismatches):
+    if max(more, default=0) > 0 or any(
+        mismatch.found == NOTHING and mismatch.path not in unruled for mismatch in mismatches
+    ):
         yield 'Pass missing="target" to treepack.load to keep leaves that the file lacks.'
     elif any(mismatch.found == "None" for mismatch in mismatches):
         yield 'Pass missing="target" to treepack.load to keep leaves that are None in the file.'

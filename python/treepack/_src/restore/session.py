@@ -125,7 +125,7 @@ class Restore:
         if len(mismatches) > _MOST_LINES:
             lines.append(f"\n  and {len(mismatches) - _MOST_LINES} more, in the error's mismatches")
         text = f"{count} not match the template:{''.join(lines)}"
-        if mismatches[0].path == _paths.ROOT and (hint := about_root(mismatches[0])):
+        if hint := about_root(mismatches):
             return MismatchError(f"{text}\n{hint}", mismatches)
         is_native = not self.reading.is_drop_in  # the drop-in functions have fewer options
         names, hints = mismatches, []
@@ -137,7 +137,10 @@ class Restore:
             names_of, lacks = self.partial.names, self.partial.lacks
             has_function = self.partial.has_function
         if is_native:
-            hints += about_names(names, self.deeper, names_of, has_function=has_function)
+            unruled = {path for path, text in lacks.items() if text.startswith("the file has no ")}
+            hints += about_names(
+                names, self.deeper, names_of, has_function=has_function, unruled=unruled
+            )
         hints += about_keys(mismatches)
         hints += [*about_types(mismatches), *about_ties(mismatches)]
         if is_native:

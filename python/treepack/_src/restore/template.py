@@ -405,8 +405,17 @@ _MOST_NAMES = 1000
 def _similar(name: str, more: list[Any], state: Any, restore: Restore, *, is_leaf: bool) -> str:
     """Returns the path of an unexpected child with the same name below it, or a similar one.
 
-    For a leaf, this is a leaf: also the only one in a container with a similar name.
+    For a leaf, this is a leaf: also the only one in a container with a similar name. A name may be
+    a path, as in a flat dict.
     """
+    first, *below = name.replace(".", "/").split("/")
+    if below and isinstance(value := state.get(first), Mapping):
+        path = restore.path_of(first)
+        for key in below:
+            value = value.get(key) if isinstance(value, Mapping) else None
+            path = _paths.Trail(path, key)
+        if value is not None:
+            return str(path)
     above = [it for it in more if isinstance(state[it], Mapping) and name in state[it]]
     if len(above) == 1:
         return str(_paths.Trail(restore.path_of(str(above[0])), name))

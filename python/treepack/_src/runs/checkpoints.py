@@ -52,8 +52,12 @@ class Checkpoints:
                 "step must be an integer, got None, as best() returns while no checkpoint has "
                 'metrics: pass save(..., metrics={"loss": loss})'
             )
-        is_number = isinstance(step, (bool, float, str)) or hasattr(step, "dtype")
-        cure = "pass int(step)" if is_number else "it comes first, as in save(step, state)"
+        is_number = isinstance(step, (bool, float)) or hasattr(step, "dtype")
+        if isinstance(step, (str, list, set)):
+            is_digits = isinstance(step, str) and step.strip().isdigit()
+            cure = "pass int(step)" if is_digits else "pass one step, such as steps()[-1]"
+        else:
+            cure = "pass int(step)" if is_number else "it comes first, as in save(step, state)"
         return checked("step", step, cure)
 
     def saves(self, kind: str) -> OneByOne:

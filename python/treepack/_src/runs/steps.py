@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import operator
 import os
@@ -10,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self, TypeVar
 
+from treepack._src.api.structure import is_checkpoint
 from treepack._src.checkpoint.sharded import unless_replaced
 from treepack._src.interop import jax as _jax
 from treepack._src.options import StorageOptions
@@ -34,6 +36,9 @@ _PIN = ".keep"
 TEMPORARY = re.compile(r"\..*\.treepack-.*\.tmp", re.DOTALL)
 """The names of temporary files of the core."""
 
+
+# The maximum number of other prefixes of which one file is opened.
+_MOST_OTHERS = 5
 
 # Numbers with more digits are not found in names.
 _MOST_NUMBER = 10**18
@@ -100,6 +105,20 @@ class Folder:
         """Returns the same folder, by a path that the working directory does not change."""
         directory = self.directory.absolute()
         return self if directory == self.directory else type(self)(directory, self.begin)
+
+    def warn_of_others(self, caller: str) -> None:
+        """Warns of checkpoints whose names begin with another prefix.
+
+        Args:
+          caller: The name of the function that takes the prefix.
+        """
+        for prefix, name in itertools.islice(self.listing().others().items(), _MOST_OTHERS):
+            with contextlib.suppress(OSError, ImportError, TreepackError):  # it cannot be read
+                if is_checkpoint(self.path(name)):
+                    warn(
+                        f"{self.path().shown} has no checkpoint of the prefix {self.begin!r}, but "
+                        f"{name!r}: pass prefix={prefix!r:.100} to {caller}, or load it"
+                    )
 
     def entry(self, name: str = "") -> CheckpointEntry:
         """Returns the entry of a checkpoint, or of the directory; a missing one is a file."""

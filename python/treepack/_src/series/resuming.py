@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from treepack._src.api.structure import is_checkpoint
 from treepack._src.interop.meeting import Meeting
 from treepack._src.options import ChoiceOptions
 from treepack._src.printable import warn
 from treepack._src.runs.checkpoints import Checkpoints
 from treepack._src.runs.contents import Contents
 from treepack._src.series.fast import Fast
-from treepack.errors import CorruptionError, TreepackError
+from treepack.errors import CorruptionError
 
 # The number of retries if a checkpoint is removed while it is read, since later ones are saved.
 _ATTEMPTS = 5
-
-
-# The maximum number of other prefixes of which one file is opened.
-_MOST_OTHERS = 5
 
 
 class Loaded(NamedTuple):
@@ -90,7 +83,7 @@ class Resuming:
         loaded = self._lead() if self._index == 0 else self._follow()
         directory = self.checkpoints.folder.directory.shown
         if loaded is None and not self.skipped and self._index == 0:
-            self._warn_of_others(directory)
+            self.checkpoints.folder.warn_of_others("Series")
         for step, error in self.skipped:
             if not isinstance(error, UnfinishedError):
                 warn(f"step {step} of {directory} is skipped: {error}")
@@ -100,17 +93,6 @@ class Resuming:
                 f"{self._count} resume it: local is a list of the items of all"
             )
         return loaded
-
-    def _warn_of_others(self, directory: str) -> None:
-        """Warns of checkpoints whose names begin with another prefix."""
-        folder = self.checkpoints.folder
-        for prefix, name in itertools.islice(folder.listing().others().items(), _MOST_OTHERS):
-            with contextlib.suppress(OSError, ImportError, TreepackError):  # it cannot be read
-                if is_checkpoint(folder.path(name)):
-                    warn(
-                        f"{directory} has no checkpoint of the prefix {folder.begin!r}, but "
-                        f"{name!r}: pass prefix={prefix!r:.100} to Series, or load it"
-                    )
 
     def _search(self, attempt: Callable[[int, Checkpoints, bool], Loaded]) -> Loaded | None:
         """Tries one step after another, the latest first."""

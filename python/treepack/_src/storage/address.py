@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
+import functools
 import os
 import stat
 import tempfile
@@ -255,6 +257,11 @@ class Address(str):
         format = formats.of_suffix(suffix)
         library = _FOREIGN.get(suffix) if format is None else format.library
         if library is None:
+            if near := _near(suffix):
+                raise ValueError(
+                    f"{self.shown!r}: is {suffix} to be {near}? Choose it, or a name that is less "
+                    "like it"
+                )
             return is_gzip if compress is None else compress
         others = [each for each in formats.known() if each.is_saved and each is not format]
         arrays = "".join(f", or {each.suffixes[0]} for arrays alone" for each in others)
@@ -580,6 +587,18 @@ def _of_directory() -> Iterator[None]:
         raise
 
 
+# Of shorter suffixes, a letter more or less is another one.
+_SHORT = 4
+
+
+@functools.lru_cache(256)
+def _near(suffix: str) -> str:
+    """Returns the suffix of a format of which another one is a typo, or an empty text."""
+    known = [each for each in formats.readable_suffixes() if len(each) > _SHORT]
+    near = [] if suffix in known else difflib.get_close_matches(suffix, known, n=1, cutoff=0.85)
+    return "".join(near)
+
+
 # The suffixes of other formats.
 _FORMATS = {
     "PyTorch": ".pt .pth",
@@ -591,7 +610,9 @@ _FORMATS = {
     "ONNX": ".onnx",
     "zip": ".zip",
     "tar": ".tar .tgz",
-    "Zstandard": ".zst",
+    "Zstandard": ".zst .zstd",
+    "Zarr": ".zarr",
+    "gzip, written as .gz": ".gzip",
     "bzip2": ".bz2",
     "xz": ".xz",
     "LZ4": ".lz4",

@@ -441,6 +441,8 @@ def check_data(source: Any) -> None:
         hint = ": open it first, in binary mode" if hasattr(source, "open") else ""
         if hasattr(source, "abstract"):  # a `File` or `Tree`
             hint = ": pass its path, or call its methods, such as load and abstract"
+        elif callable(source) and not hint:
+            hint = ": for the shapes of the result of a function, call jax.eval_shape"
         if isinstance(source, (list, set, tuple)):
             hint = ": pass one of them at a time"
         elif isinstance(source, dict):
@@ -499,7 +501,11 @@ def _is_file_object(source: Any) -> bool:
 
 def _of_file_object(file: Any) -> tuple[core.Content, Blocks]:
     """Returns the content of a file object, and the blocks that read it."""
-    if isinstance(file.read(0), str):
+    try:
+        text = file.read(0)
+    except io.UnsupportedOperation as error:
+        raise TypeError("the file object cannot be read: open the file with mode 'rb'") from error
+    if isinstance(text, str):
         raise TypeError("the file object is in text mode: open the file with mode 'rb'")
     turns = Locked()
     try:

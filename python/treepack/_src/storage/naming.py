@@ -43,7 +43,12 @@ def _hint(source: Any) -> str:
         with os.scandir(folder or os.curdir) as listing:
             names = [entry.name for entry in itertools.islice(listing, _MOST_NAMES)]
     except (OSError, ValueError):  # a URL, or no such folder
-        return ""
+        if "://" in os.fsdecode(source):
+            return ""
+        is_here = os.path.lexists(name)
+        return f"there is no folder {folder!r}{f': is it {name!r}?' if is_here else ''}"
+    if inside := _inside(source):
+        return inside
     names = [near for near in names if near != name]  # it is there, but may not be seen
     names = [other for other in names if is_hidden(name) or not is_hidden(other)]
     if glob.has_magic(name):
@@ -51,21 +56,23 @@ def _hint(source: Any) -> str:
         if matches:
             return f"a path has no wildcards: pass one of {_listed(folder, matches)}"
     # Equal suffixes do not make names similar. A series calls the checkpoint of step 1 `step_1`.
-    stems = {_stem(other): other for other in sorted(names)}
+    stems = {_stem(other).lower(): other for other in sorted(names)}
     steps = [other for other in names if name.isdigit() and re.fullmatch(rf"\D+{name}", other)]
-    near = [stems[stem] for stem in difflib.get_close_matches(_stem(name), stems, n=1)]
+    near = [stems[stem] for stem in difflib.get_close_matches(_stem(name).lower(), stems, n=1)]
     if near := [*steps, *near]:
         return f"is it {os.path.join(folder, near[0])!r}?"  # noqa: PTH118
-    alike = sorted(other for other in names if _stem(other) != other)
+    alike = sorted(other for other in names if _stem(other) != other) or sorted(names)
     return f"there are {_listed(folder, alike)}" if alike else ""
 
 
 def _inside(source: Any) -> str:
     """Returns a hint at a file that a path continues, or an empty text."""
     text = os.fsdecode(source)
-    for end in (at for at, letter in enumerate(text) if letter == "/" and at):
+    for end in (at for at, letter in enumerate(text) if letter in "/:#" and at):
         if os.path.isfile(text[:end]):  # noqa: PTH113
             file, path = text[:end], text[end + 1 :]
+            if not path:
+                return f"is it {file!r}?"
             command = f"treepack ls {shlex.quote(file)} {shlex.quote(path)}"
             call = f"treepack.open({file!r})[{path!r}]"
             return f"{file!r} is a file, and {path!r} a path in it: {call}, or `{command}`"

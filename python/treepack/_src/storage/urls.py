@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 # fsspec chains URLs: `simplecache::s3://bucket/model`, `zip://model::s3://bucket/models.zip`.
 _URL = re.compile(r"(?:[a-zA-Z][a-zA-Z0-9+.-]+::)*[a-zA-Z][a-zA-Z0-9+.-]+:/")
 
+# Schemes without the slashes that a URL has: `s3:bucket/model`.
+_BARE = re.compile(r"(s3|gs|gcs|az|abfs|hf|https?)(?::(?!/)|//)(?=.)")
+
 # Schemes are case-insensitive. With a single slash, pathlib has changed it.
 _FILE = re.compile(r"file:/", re.IGNORECASE)
 
@@ -37,9 +40,16 @@ def local(text: str) -> str | None:
     """Returns text as the path of a local file, also a `file://` URL; `None` if it is another URL.
 
     Raises:
-      ValueError: If pathlib changed a URL so that it looks like a local path.
+      ValueError: If pathlib changed a URL so that it looks like a local path, or it lacks `://`,
+        or a `file://` URL has no path.
     """
     if not _URL.match(text):
+        if bare := _BARE.match(text):
+            url = f"{bare[1]}://{text[bare.end() :]}"
+            raise ValueError(
+                f"{shown(text)!r} looks like a URL without ://: is it {shown(url)!r}? A file of "
+                "this name is in a folder: ./"
+            )
         return text
     if not _FILE.match(text):
         if "://" not in text:
@@ -49,7 +59,11 @@ def local(text: str) -> str | None:
         return None
     from urllib.parse import unquote, urlsplit
 
-    return unquote(urlsplit(text).path)
+    if path := unquote(urlsplit(text).path):
+        return path
+    raise ValueError(
+        f"{text!r} names a host, no file: pass a path, or a URL with three slashes, file:///"
+    )
 
 
 def shown(path: str | os.PathLike[str]) -> str:
