@@ -22,7 +22,7 @@ import safetensors
 import safetensors.numpy
 
 import treepack
-from treepack._src.saving.layout import described_layout
+from treepack._src.saving.layout import Encoding
 
 RUNS = 7
 
@@ -194,7 +194,7 @@ def checksums(folder: Path, mib: int) -> None:
     found: dict[bool, list[float]] = {True: [], False: []}
     for turn in range(2 * RUNS):
         for summed in (True, False) if turn % 2 else (False, True):
-            layout = described_layout(tree, 64, index=True, checksums=summed)
+            layout = Encoding(align=64, index=True, checksums=summed).tree(tree)
             path.unlink(missing_ok=True)
             start = time.perf_counter()
             layout.save(

@@ -36,8 +36,8 @@ import treepack
 import treepack._core as core
 from treepack import serialization
 from treepack._src.checkpoint.boxes import find, ranges_of, reading
-from treepack._src.saving.directory import Written, directory_at, file_name
-from treepack._src.saving.layout import described_layout
+from treepack._src.saving.directory import Directory, Written, file_name
+from treepack._src.saving.layout import Encoding
 from treepack._src.storage.address import Address
 from treepack._src.storage.fetch import fetching
 
@@ -168,7 +168,7 @@ def many_hosts(server: s3.Server) -> None:
     whole = np.zeros((HOSTS * scale.DEVICES_PER_HOST, 1024), np.float32)
     names = [f"layer_{at}" for at in range(scale.LEAVES)]
     tree = {name: {"kernel": whole} for name in names}
-    draft = core.Manifest.planned(described_layout(tree, 1, index=True, hollow=True), plan)
+    draft = core.Manifest.planned(Encoding(align=1, index=True, hollow=True).tree(tree), plan)
     url, options = server.url("hosts"), server.options
     store = from_url(
         f"s3://{s3.BUCKET}",
@@ -190,7 +190,7 @@ def many_hosts(server: s3.Server) -> None:
 
     def commit() -> None:
         obstore.delete(store, "hosts/manifest.treepack")
-        directory = directory_at(Address.of(url, options))
+        directory = Directory.at(Address.of(url, options))
         server.proxy.requests.clear()
         there = directory.names()
         assert all(it.name in there for it in written)

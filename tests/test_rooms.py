@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import importlib
 import re
 from pathlib import Path
 
@@ -303,6 +304,18 @@ def test_imports_name_the_whole_path() -> None:
     for module, tree in trees().items():
         imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
         assert not [ast.unparse(node) for node in imports if node.level], module
+
+
+@pytest.mark.parametrize("folder", ["benches", "examples", "tools"])
+def test_programs_beside_the_package_import_names_that_it_has(folder: str) -> None:
+    """No other test runs the benchmarks."""
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("treepack."):
+                names = {alias.name for alias in node.names}
+                module = importlib.import_module(str(node.module))
+                modules = {name.rpartition(".")[2] for name in MODULES}
+                assert names <= {*vars(module), *modules}, path
 
 
 def defined_in(tree: ast.AST) -> set[str]:
