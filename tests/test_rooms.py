@@ -206,7 +206,7 @@ def given_by(room: str) -> set[str]:
 
 FACES = {
     **{"_src.arrays": 9, "_src.storage": 17, "_src.mapping": 10, "_src.checkpoint": 33},
-    **{"_src.registry": 18, "_src.restore": 12, "_src.saving": 16, "_src.runs": 9},
+    **{"_src.registry": 18, "_src.restore": 12, "_src.saving": 17, "_src.runs": 9},
     **{"_src.series": 4, "_src.pytree": 35},
 }
 

@@ -1111,8 +1111,9 @@ def restore_encoded(
     data: Buffer | Content,
     target: Any,
     name: str,
-    begin: Callable[[], Any],
-    converts: bool,
+    begin: Callable[[Any, Any], Any],
+    reading: Any,
+    convert: Callable[..., Any] | None,
     strict: bool,
     everywhere: bool,
     text_keys: bool,
@@ -1125,9 +1126,10 @@ def restore_encoded(
       data: The bytes.
       target: The template.
       name: The name of the root.
-      begin: Begins a `Restore` and returns it; called only if leaves do not plainly match, or if
-        only Python knows a container.
-      converts: Whether the `Restore` collects leaves, and converts them.
+      begin: Begins a `Restore` and returns it, from `reading` and `convert`; called only if leaves
+        do not plainly match, or if only Python knows a container.
+      reading: The options.
+      convert: Converts the leaves that the `Restore` collects, or `None`.
       strict: Whether to compare leaves.
       everywhere: Whether to convert NumPy arrays of the template, too.
       text_keys: Whether keys that are not strings count as their texts.

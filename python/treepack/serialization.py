@@ -42,7 +42,7 @@ from treepack._src.restore.record import take
 from treepack._src.restore.session import current_path
 from treepack._src.restore.template import from_state_dict, restore_encoded
 from treepack._src.saving.background import OneByOne, Saving
-from treepack._src.saving.layout import Encoding
+from treepack._src.saving.layout import Encoding, state_layout
 from treepack._src.storage.address import Address, Location
 from treepack._src.storage.content import check_is_bytes, content_of
 from treepack._src.storage.naming import naming
@@ -127,7 +127,7 @@ def to_bytes(target: Any, *, align: int = 16, threads: int | None = None) -> byt
       >>> treepack.serialization.from_bytes(params, treepack.serialization.to_bytes(params))
       {'w': array([0., 1., 2.])}
     """
-    return Encoding(align=align, joined=True).state(target).to_bytes(threads=threads)
+    return state_layout(target, align=align, joined=True).to_bytes(threads=threads)
 
 
 def from_bytes(
@@ -314,11 +314,10 @@ def save_to_file(
     check("background", background)
     saves = OneByOne(place)
     saves.wait()
-    encoding = Encoding(align=writing.align, snapshot=background)
     if not background:
-        place.save(encoding.state(target), writing, progress)
+        place.save(state_layout(target, align=writing.align), writing, progress)
         return None
-    layout = encoding.state(target)
+    layout = state_layout(target, align=writing.align, snapshot=True)
     # The program may change its working directory during the save.
     write = functools.partial(place.absolute().save, layout, writing)
     del layout  # so that the traceback of an error does not hold it
@@ -491,7 +490,7 @@ def to_compressed_bytes(
       [1, 2]
     """
     _check_is_compressed(compress, level)
-    layout, numbers = Encoding(align=align).state(target), compress == "numbers"
+    layout, numbers = state_layout(target, align=align), compress == "numbers"
     with progress_bar(progress, "compress") as tell:
         return layout.to_gzip(level, numbers=numbers, threads=threads, progress=tell)
 

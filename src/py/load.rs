@@ -32,21 +32,22 @@ pub fn restore<'py>(
 
 /// `None` if only a state dict will do.
 #[pyfunction]
-#[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools)] // as in Python
+#[allow(clippy::too_many_arguments)] // as in Python
 pub fn restore_encoded<'py>(
     data: &Bound<'py, PyAny>,
     target: &Bound<'py, PyAny>,
     name: &Bound<'py, PyString>,
     begin: Bound<'py, PyAny>,
-    converts: bool,
+    reading: Bound<'py, PyAny>,
+    convert: Bound<'py, PyAny>,
     strict: bool,
     everywhere: bool,
     text_keys: bool,
     copy: Option<bool>,
     threads: Option<Int>,
 ) -> PyResult<Option<Like<'py>>> {
-    let matching = Matching::new(data.py(), strict, converts, everywhere);
-    let session = Session::later(begin, converts, name);
+    let matching = Matching::new(data.py(), strict, !convert.is_none(), everywhere);
+    let session = Session::later(begin, reading, convert, name);
     with_source(data, copy, threads, None, |objects| {
         build_like(target, session, matching, text_keys, objects)
     })

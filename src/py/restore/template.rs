@@ -45,8 +45,8 @@ type PlannedNode<'py> = (Container<'py>, Vec<Name<'py>>, Vec<Plan<'py>>);
 /// The `Restore` of `restore/session.py` that a walk is part of.
 pub struct Session<'py> {
     restore: OnceCell<Bound<'py, PyAny>>,
-    /// If the walk begins it: a function that returns it.
-    later: Option<Bound<'py, PyAny>>,
+    /// If the walk begins it: the function that returns it, and its arguments.
+    later: Option<(Bound<'py, PyAny>, (Bound<'py, PyAny>, Bound<'py, PyAny>))>,
     /// The length of its path at the root of the walk.
     depth: usize,
     name: Bound<'py, PyString>,
@@ -86,13 +86,18 @@ impl<'py> Session<'py> {
     }
 
     /// Begins a `Restore` of a whole tree once the walk needs it.
-    pub fn later(begin: Bound<'py, PyAny>, collects: bool, name: &Bound<'py, PyString>) -> Self {
+    pub fn later(
+        begin: Bound<'py, PyAny>,
+        reading: Bound<'py, PyAny>,
+        convert: Bound<'py, PyAny>,
+        name: &Bound<'py, PyString>,
+    ) -> Self {
         Self {
             restore: OnceCell::new(),
             depth: 0,
             name: name.clone(),
-            collects,
-            later: Some(begin),
+            collects: !convert.is_none(),
+            later: Some((begin, (reading, convert))),
             keeps_plan: true,
             partial: None,
             notes: false,
@@ -101,9 +106,9 @@ impl<'py> Session<'py> {
 
     fn restore(&self) -> PyResult<&Bound<'py, PyAny>> {
         if self.restore.get().is_none()
-            && let Some(begin) = &self.later
+            && let Some((begin, given)) = &self.later
         {
-            let _ = self.restore.set(begin.call0()?);
+            let _ = self.restore.set(begin.call1(given.clone())?);
         }
         Ok(self.restore.get().expect("it has begun"))
     }

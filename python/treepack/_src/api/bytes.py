@@ -24,7 +24,7 @@ from treepack._src.options import (
     progress_bar,
     takes,
 )
-from treepack._src.saving.layout import Encoding, base_of
+from treepack._src.saving.layout import Encoding, base_of, state_layout
 from treepack._src.storage.content import check_is_bytes, content_of
 from treepack.errors import TreepackError
 
@@ -224,8 +224,8 @@ def _layout(
             "store them"
         )
     held = base_of(base, static)
-    encoding = Encoding(align=align, align_all=True, base=held, threads=threads)
-    return encoding.tree(tree, metadata, static) if described else encoding.state(tree)
+    how = {"align": align, "align_all": True, "base": held, "threads": threads}
+    return Encoding(how).tree(tree, metadata, static) if described else state_layout(tree, **how)
 
 
 def _check_buffer(name: str, buffer: Any) -> None:

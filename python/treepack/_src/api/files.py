@@ -37,7 +37,7 @@ from treepack._src.registry.nodes import Recorder
 from treepack._src.restore.report import Report
 from treepack._src.saving.background import OneByOne, Saving
 from treepack._src.saving.copying import Copy
-from treepack._src.saving.layout import Encoding, base_of
+from treepack._src.saving.layout import Encoding, base_of, state_layout
 from treepack._src.saving.mapped import mapped_leaves
 from treepack._src.saving.sharded import is_distributed
 from treepack._src.storage.address import Address, Location
@@ -238,7 +238,7 @@ def save(
     name = _name_beside(saved.base, place)
     if is_plain:
         how: Any = {"left_out": Recorder(saved.static), "threads": writing.threads}
-        layout = Encoding(align=writing.align, snapshot=background, **how).state(tree)
+        layout = state_layout(tree, align=writing.align, snapshot=background, **how)
     else:
         layout = Encoding.file(tree, saved, writing, snapshot=background, base_name=name)
     # The program may change its working directory during the save.

@@ -20,7 +20,7 @@ from treepack._src.elsewhere import advised
 from treepack._src.interop import jax as _jax
 from treepack._src.options import Opening, StorageOptions
 from treepack._src.restore.compare import signature
-from treepack._src.saving.layout import Encoding
+from treepack._src.saving.layout import Encoding, state_layout
 from treepack._src.storage.address import Address, Location
 from treepack._src.storage.content import content_of
 from treepack._src.storage.naming import naming
@@ -95,11 +95,10 @@ def write_stream(
     """
     place = Address.of(path, storage_options)
     place.compression()
-    encoding = Encoding(align=16)
     with place.replacing() as file:
         for key, leaf in _pairs(leaves):
-            value = encoding.state(leaf).to_bytes(threads=None)
-            file.write(encoding.plain([_paths.parts(key), value]).to_bytes(threads=None))
+            value = state_layout(leaf, align=16).to_bytes(threads=None)
+            file.write(Encoding(align=16).plain([_paths.parts(key), value]).to_bytes(threads=None))
 
 
 @contextlib.contextmanager

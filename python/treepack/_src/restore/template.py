@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar, overload
@@ -112,8 +111,9 @@ def restore_encoded(
             data,
             target,
             _ROOT,
-            functools.partial(_begin, reading, convert),
-            convert is not None,
+            _begin,
+            reading,
+            convert,
             reading.strict,
             convert is not None and reading.everywhere,
             not reading.is_drop_in,

@@ -142,16 +142,6 @@ class Encoding(dict[str, Any]):
         chunk = self.chunks.MAX_CHUNK_SIZE
         return core.walk(tree, state_dict=False, max_chunk_size=chunk, **self)
 
-    def state(self, target: Any) -> core.Layout:
-        """Lays out the state of a tree, in flax's form."""
-        return core.walk(
-            target,
-            state_dict=True,
-            max_chunk_size=self.chunks.MAX_CHUNK_SIZE,
-            overridden=overridden(),
-            **self,
-        )
-
     def tree(self, tree: Any, metadata: Any = None, static: Static = "skip-code") -> core.Layout:
         """Lays out a tree with a record of its structure.
 
@@ -192,3 +182,17 @@ class Encoding(dict[str, Any]):
             align=writing.align, index=True, checksums=is_summed, threads=writing.threads, **options
         )
         return encoding.tree(tree, saved.metadata, saved.static)
+
+
+def state_layout(target: Any, **options: Any) -> core.Layout:
+    """Lays out the state of a tree, in flax's form; see `_core.walk` for the options.
+
+    No method of `Encoding`: an object takes a tenth of the time of a small message.
+    """
+    return core.walk(
+        target,
+        state_dict=True,
+        max_chunk_size=Encoding.chunks.MAX_CHUNK_SIZE,
+        overridden=overridden(),
+        **options,
+    )
