@@ -224,8 +224,10 @@ def _layout(
             "store them"
         )
     held = base_of(base, static)
-    how = {"align": align, "align_all": True, "base": held, "threads": threads}
-    return Encoding(how).tree(tree, metadata, static) if described else state_layout(tree, **how)
+    if not described:
+        return state_layout(tree, align=align, align_all=True, base=held, threads=threads)
+    encoding = Encoding(align=align, align_all=True, base=held, threads=threads)
+    return encoding.tree(tree, metadata, static)
 
 
 def _check_buffer(name: str, buffer: Any) -> None:
