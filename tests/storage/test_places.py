@@ -282,22 +282,19 @@ def test_every_spelling_of_a_path(
             np.testing.assert_array_equal(found, TREE["w"])
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_absolute_paths_need_no_working_directory(
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "orbax"])
+def test_relative_paths_need_a_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
-    write, read = FORMS[form]
+    """The table of promises has absolute ones."""
+    write, _ = FORMS[form]
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    write(tmp_path / form)
-    for found in read(tmp_path / form):
-        np.testing.assert_array_equal(found, TREE["w"])
-    if form != "orbax":
-        with pytest.raises(FileNotFoundError, match="working directory was removed: pass"):
-            write(form)
-        with pytest.raises(FileNotFoundError, match="working directory was removed: pass"):
-            serialization.save_to_file(TREE, form)
+    with pytest.raises(FileNotFoundError, match="working directory was removed: pass"):
+        write(form)
+    with pytest.raises(FileNotFoundError, match="working directory was removed: pass"):
+        serialization.save_to_file(TREE, form)
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form not in ("plain", "orbax")])

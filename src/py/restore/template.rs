@@ -42,11 +42,13 @@ type Later<'py> = (Vec<Bound<'py, PyAny>>, Bound<'py, PyAny>, Bound<'py, PyAny>)
 /// A container, the names of its children if it is a dict, and their plans.
 type PlannedNode<'py> = (Container<'py>, Vec<Name<'py>>, Vec<Plan<'py>>);
 
+type Any<'py> = Bound<'py, PyAny>;
+
 /// The `Restore` of `restore/session.py` that a walk is part of.
 pub struct Session<'py> {
     restore: OnceCell<Bound<'py, PyAny>>,
     /// If the walk begins it: the function that returns it, and its arguments.
-    later: Option<(Bound<'py, PyAny>, (Bound<'py, PyAny>, Bound<'py, PyAny>))>,
+    later: Option<(Any<'py>, (Any<'py>, Any<'py>))>,
     /// The length of its path at the root of the walk.
     depth: usize,
     name: Bound<'py, PyString>,
