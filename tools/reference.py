@@ -58,7 +58,7 @@ class Options(griffe.Extension):
                     continue
                 types = func.modules_collection[found[0].canonical_path]
                 kinds = "WRITING" if "durable" in types.all_members else "READING"
-                declared = func.modules_collection[f"{types.module.path}.{kinds}"].value
+                declared = func.modules_collection[f"treepack._src.options.{kinds}"].value
                 fields = [
                     field
                     for kind in declared.elements

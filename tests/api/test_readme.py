@@ -30,6 +30,7 @@ from flax import serialization as flax
 from jax.sharding import NamedSharding, PartitionSpec
 from safetensors import safe_open
 
+import tiers
 import treepack
 from commands import call
 from treepack import checkpoints, orbax, orbax_v1
@@ -123,7 +124,7 @@ COMMANDS = sorted({*re.findall(r"(?:^|`|\d )(pytest [^`\n]*)", "\n".join(TEXTS.v
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", tiers.some(COMMANDS, 5))
 def test_a_command_of_pytest_selects_tests(command: str):
     arguments = [arg for arg in shlex.split(command)[1:] if arg != "-rP"]
     done = subprocess.run([sys.executable, "-m", "pytest", "--co", "-q", *arguments], cwd=ROOT)

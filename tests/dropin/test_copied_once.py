@@ -53,7 +53,7 @@ def test_they_are_the_bytes_that_any_other_way_gives(
 ) -> None:
     for numbers, more, count in trees:
         tree = tree_of(numbers, more, count)
-        expected = serialization.Encoding(align=align).state(tree).to_bytes(threads=1)
+        expected = serialization.state_layout(tree, align=align).to_bytes(threads=1)
         # The first one tells the next how much memory is needed.
         for _ in range(2):
             assert serialization.to_bytes(tree, align=align) == expected
@@ -71,7 +71,7 @@ def test_large_arrays_among_them() -> None:
         {"a": large, **small},
         {"0": small, "1": large, "2": small},
     ):
-        expected = serialization.Encoding(align=16).state(tree).to_bytes(threads=1)
+        expected = serialization.state_layout(tree, align=16).to_bytes(threads=1)
         for _ in range(2):
             assert serialization.to_bytes(tree) == expected
             assert serialization.to_bytes(small) == before
@@ -84,7 +84,7 @@ from treepack import serialization
 
 for count in (1, 400, 405, 395, 440, 3000, 400, 20000, 20001):
     tree = {f"{at}": np.full(37, at) for at in range(count)}
-    layout = serialization.Encoding(align=16).state(tree)
+    layout = serialization.state_layout(tree, align=16)
     for _ in range(3):
         found, other = serialization.to_bytes(tree), layout.to_bytes(threads=1)
         copy = bytes(memoryview(other))

@@ -46,7 +46,6 @@ from treepack._src.checkpoint import boxes as reading
 from treepack._src.checkpoint import placement as _placement
 from treepack._src.checkpoint import sharded, shards
 from treepack._src.checkpoint.reader import boxes_of
-from treepack._src.pytree import prng as _prng
 from treepack._src.saving import directory, lease
 from treepack._src.saving import sharded as writing
 from treepack._src.saving.layout import Encoding
@@ -796,7 +795,7 @@ def test_an_index_that_has_an_array_where_there_is_none(checkpoint: Path) -> Non
 def test_keys_of_an_unknown_implementation_are_as_those_of_a_file(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_prng, "wrap", lambda *_: None)
+    monkeypatch.setattr("treepack._src.checkpoint.sharded.wrap_key", lambda *_: None)
     found = treepack.open(saved)["key"]
     assert found.keys() == {"__prng_key__", "data"}
     assert found["data"].tolist() == jax.random.key_data(jax.random.key(7)).tolist()
