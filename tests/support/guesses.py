@@ -95,7 +95,10 @@ NAMES: list[Row] = [
     (
         "treepack.register_tree(Guess)",
         "got a class: pass an object of guesses.Guess, or call",
-        ["treepack.register_tree(Guess(1), prefix='guesses')"],
+        [
+            "treepack.register_dataclass(Guess)",
+            "treepack.register_tree(Guess(1), prefix='guesses')",
+        ],
     ),
     (
         "treepack.Series('run', prefix=3)",
