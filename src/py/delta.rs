@@ -69,18 +69,18 @@ pub fn patch_of(
     })
 }
 
-/// Calls a function with all bytes of a source, which are copied unless they cannot change.
-fn with_bytes<T>(source: &dyn Source, work: impl FnOnce(&[u8]) -> Result<T>) -> Result<T> {
+/// Calls a function with all bytes of a source, which are copied unless they cannot change; with
+/// `salvage`, zeros stand for compressed blocks that are damaged.
+fn with_bytes<T>(
+    source: &dyn Source,
+    salvage: bool,
+    work: impl FnOnce(&[u8]) -> Result<T>,
+) -> Result<T> {
     if let Some(bytes) = source.stable() {
         return work(bytes);
     }
-    work(&bytes_of(source, 0..source.len())?)
-}
-
-/// Like `with_bytes`, with zeros in place of compressed blocks that are damaged.
-fn with_intact<T>(source: &dyn Source, work: impl FnOnce(&[u8]) -> Result<T>) -> Result<T> {
-    if let Some(bytes) = source.stable() {
-        return work(bytes);
+    if !salvage {
+        return work(&bytes_of(source, 0..source.len())?);
     }
     let (mut bytes, len) = (Vec::new(), source.len());
     for start in (0..len).step_by(BLOCK_BYTES) {
@@ -132,13 +132,7 @@ pub fn patch_parts<'py>(
         Ok((patch_record.base, record.transpose()?))
     };
     let py = patch.py();
-    let (base, record) = py.detach(|| {
-        if salvage {
-            with_intact(source, parts)
-        } else {
-            with_bytes(source, parts)
-        }
-    })?;
+    let (base, record) = py.detach(|| with_bytes(source, salvage, parts))?;
     let record = record.map(|record| copied(py, &record)).transpose()?;
     row!(py, base, record)
 }
@@ -167,12 +161,12 @@ pub fn join(
         Ok((pages, join.unchanged()?))
     };
     let (pages, unchanged, damage) = with_base(base, salvage, &watcher, |base| {
-        let done = with_bytes(source, |bytes| {
+        let done = with_bytes(source, false, |bytes| {
             joined(&Patch::read(bytes, &watcher)?, base, false)
         });
         match done {
             Err(error) if salvage && !error.is_no_damage() && !error.is_newer() => {
-                let (pages, unchanged) = with_intact(source, |bytes| {
+                let (pages, unchanged) = with_bytes(source, true, |bytes| {
                     joined(&Patch::salvage(bytes, &watcher)?, base, true)
                 })?;
                 Ok((pages, unchanged, Some(error.reason())))
@@ -207,7 +201,7 @@ pub fn apply_delta(
     let threads = threads_for(threads, len - start)?;
     let watcher = Watcher::signals();
     let done = buffer.edit(py, start..len, |memory| {
-        with_bytes(&patch, |bytes| {
+        with_bytes(&patch, false, |bytes| {
             let patch = Patch::read(bytes, &watcher)?;
             let done = delta::apply(&patch, memory, threads, &watcher);
             let buffer = RawBytes::from(&*memory);

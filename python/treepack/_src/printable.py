@@ -1,4 +1,4 @@
-"""Formats texts for terminals, reprs, messages and warnings, and escapes those of files.
+"""Formats texts for terminals, reprs, messages and warnings, and escapes text from files.
 
 Keys, names and messages of other programs may contain escape sequences that control the terminal,
 line breaks, and characters that reverse text or are invisible.

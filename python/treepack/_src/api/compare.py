@@ -12,7 +12,7 @@ import numpy as np
 
 from treepack._src import dtypes as _dtypes
 from treepack._src.api.bytes import dumps
-from treepack._src.api.digest import check_is_tree
+from treepack._src.api.digest import check_is_one
 from treepack._src.checkpoint.file import Tree, open
 from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.checkpoint.statistics import pairs
@@ -201,7 +201,7 @@ def _opened(source: Any, max_size: int | None) -> Iterator[Tree]:
         return
     source = Address.or_data(source)
     if not is_source(source):
-        check_is_tree(source)
+        check_is_one(source)
         source = dumps(source)
     with open(source, max_size=max_size) as file:
         yield file

@@ -130,7 +130,7 @@ def digest(
         return digest_of(source, threads, is_stored=True)
     source = Address.or_data(source, storage_options)
     if not is_source(source):
-        check_is_tree(source)
+        check_is_one(source)
         return digest_of(_laid(source), threads)
 
     def attempt() -> Digest:
@@ -140,7 +140,7 @@ def digest(
     return unless_replaced(attempt)
 
 
-def check_is_tree(source: Any) -> None:
+def check_is_one(source: Any) -> None:
     """Raises a TypeError if the paths of several files stand in the place of a file or a tree."""
     paths = source if isinstance(source, (list, tuple)) else ()
     are_texts = all(isinstance(each, (str, os.PathLike)) for each in paths)

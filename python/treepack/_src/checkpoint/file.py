@@ -257,18 +257,8 @@ class Tree(Hinting, Mapping[str, Any]):
                 continue
             yield path, leaf
 
-    def _value_at(self, path: Any) -> int:
-        """Returns the number of the value at a path, as `__getitem__` finds it.
-
-        Raises:
-          MissingPathError: If the file has no value at the path.
-        """
-        parts = _paths.parts(path)
-        value = self._catalog.find(parts, self._place.value)
-        return self._find_literally(path, parts)[0] if value is None else value
-
-    def _at(self, path: str = _paths.ROOT) -> Place:
-        """Returns the place of the value at a path, by the keys of the file.
+    def _at(self, path: Any = _paths.ROOT) -> Place:
+        """Returns the place of the value that `__getitem__` finds, by the keys of the file.
 
         Raises:
           MissingPathError: If the file has no value at the path.
@@ -276,7 +266,10 @@ class Tree(Hinting, Mapping[str, Any]):
         place = self._place
         if path == _paths.ROOT:
             return place
-        value = self._value_at(path)
+        parts = _paths.parts(path)
+        value = place.catalog.find(parts, place.value)
+        if value is None:
+            value, _ = self._find_literally(path, parts)
         return place.below(value, _paths.parts(place.catalog.path_of(value, place.value)))
 
     def _in_layout(self, mapping: Any, template: Mapping[str, Leaf] | None = None) -> File:
@@ -301,8 +294,8 @@ class Tree(Hinting, Mapping[str, Any]):
         Raises:
           MissingPathError: A KeyError, if the file has no value at the path.
         """
-        value = self._place.value if path == _paths.ROOT else self._value_at(path)
-        return Info.at(self._place.reader, value, _paths.text(_paths.parts(path)))
+        place = self._at(path)
+        return Info.at(place.reader, place.value, _paths.text(_paths.parts(path)))
 
     @advised
     def infos(self) -> Iterator[Info]:

@@ -232,7 +232,7 @@ def _is_flat(target: Any, separator: str) -> bool:
 def _load_nested(
     place: Place, target: dict[str, Any], separator: str, selection: Selection, reading: Reading
 ) -> dict[str, Any]:
-    """Loads a flat target as nested dicts, like those of the file, without a rule for each leaf.
+    """Loads a flat target as nested dicts with the keys of the file, without a rule for each leaf.
 
     Raises:
       TreepackError: If the file has other dicts, an option has paths, or the load fails.
@@ -250,7 +250,7 @@ def _load_nested(
 
 
 def _nested(place: Place, target: dict[str, Any], separator: str) -> dict[str, Any]:
-    """Returns a flat target as nested dicts, like those of the file.
+    """Returns a flat target as nested dicts with the keys of the file.
 
     Raises:
       TreepackError: If the file has others, since a name begins another.

@@ -20,7 +20,7 @@ from treepack.errors import CorruptionError, OthersError
 T = TypeVar("T")
 IsError = Callable[[BaseException], bool]
 
-# The numbers of meetings by call; all processes begin those of a call in the same order.
+# The numbers of meetings by call; all processes begin the meetings of a call in one order.
 _meetings: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
 
 # The messages of a round that all processes have finished.

@@ -79,3 +79,8 @@ def is_from(function: Any, module: str) -> bool:
     # functools.wraps copies __module__, but not the namespace.
     scope = getattr(function, "__globals__", None)
     return module in sys.modules and scope is vars(sys.modules[module])
+
+
+def has_array_protocol(value: Any) -> bool:
+    """Returns whether a value is an array of a library that NumPy or JAX converts."""
+    return any(hasattr(type(value), name) for name in ("__array__", "__dlpack__"))

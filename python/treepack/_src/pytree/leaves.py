@@ -26,7 +26,7 @@ from treepack._src.arrays.deferred import Deferred
 from treepack._src.interop import flax, msgpack
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.libraries import is_marker
-from treepack._src.interop.modules import instance_of
+from treepack._src.interop.modules import has_array_protocol, instance_of
 from treepack._src.interop.shardings import fitting
 from treepack._src.options import Static
 from treepack._src.pytree import prng as _prng
@@ -118,14 +118,9 @@ def _has_property(value: Any) -> bool:
     return isinstance(getattr(type(value), "value", None), property)
 
 
-def _has_array_protocol(value: Any) -> bool:
-    """Returns whether a value is an array of a library that NumPy or JAX converts."""
-    return any(hasattr(type(value), name) for name in ("__array__", "__dlpack__"))
-
-
 def holds_data(value: Any) -> bool:
     """Returns whether a value is plain, or an array or buffer that NumPy reads."""
-    return isinstance(value, _BUILTIN) or _has_array_protocol(value) or _is_buffer(value)
+    return isinstance(value, _BUILTIN) or has_array_protocol(value) or _is_buffer(value)
 
 
 def _is_buffer(value: Any) -> bool:
@@ -198,7 +193,7 @@ _REMEDIES: list[tuple[Any, str]] = [
         _has_array,
         "save numpy.asarray(...) of it, or jax.numpy.from_dlpack(...) if an accelerator has it",
     ),
-    (_has_array_protocol, "save numpy.from_dlpack(...) or jax.numpy.from_dlpack(...) of it"),
+    (has_array_protocol, "save numpy.from_dlpack(...) or jax.numpy.from_dlpack(...) of it"),
     (_is_buffer, "save numpy.asarray(...) of it"),
     (
         _is_named_function,

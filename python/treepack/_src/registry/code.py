@@ -23,7 +23,7 @@ from treepack._core import Class
 from treepack._src.interop import flax
 from treepack._src.interop.jax import is_array, is_namedtuple, is_treedef
 from treepack._src.interop.libraries import LIBRARIES, PLAIN_BYTES, is_marker, library_of_type
-from treepack._src.interop.modules import instance_of
+from treepack._src.interop.modules import has_array_protocol, instance_of
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.pytree.leaves import classify
 from treepack._src.pytree.prng import is_key
@@ -226,5 +226,4 @@ def _is_array(value: Any) -> bool:
     if is_key(value):
         return True
     known = isinstance(value, np.ndarray) or is_array(value)
-    known = known or hasattr(type(value), "__array__") or hasattr(type(value), "__dlpack__")
-    return known and getattr(value, "ndim", 1) != 0
+    return (known or has_array_protocol(value)) and getattr(value, "ndim", 1) != 0

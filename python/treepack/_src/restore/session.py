@@ -137,9 +137,8 @@ class Restore:
             names_of, lacks = self.partial.names, self.partial.lacks
             has_function = self.partial.has_function
         if is_native:
-            unruled = {path for path, text in lacks.items() if text.startswith("the file has no ")}
             hints += about_names(
-                names, self.deeper, names_of, has_function=has_function, unruled=unruled
+                names, self.deeper, names_of, has_function=has_function, unruled=lacks
             )
         hints += about_keys(mismatches)
         hints += [*about_types(mismatches), *about_ties(mismatches)]
