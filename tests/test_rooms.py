@@ -23,6 +23,7 @@ ROOMS = [
         "_src.forks",
         "_src.arrays",
         "_src.interop",
+        "_src.processes",
         "_src.formats.__init__",
         "_src.storage",
     ),
@@ -207,7 +208,7 @@ def given_by(room: str) -> set[str]:
 FACES = {
     **{"_src.arrays": 9, "_src.storage": 17, "_src.mapping": 10, "_src.checkpoint": 33},
     **{"_src.registry": 18, "_src.restore": 12, "_src.saving": 17, "_src.runs": 9},
-    **{"_src.series": 4, "_src.pytree": 35},
+    **{"_src.series": 4, "_src.pytree": 35, "_src.interop": 14, "_src.processes": 4},
 }
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 import numpy as np
 
 import treepack._core as core
-from treepack._src.interop.flax import Patch
+from treepack._src.interop import flax
 from treepack._src.options import (
     Buffer,
     Compress,
@@ -585,7 +585,7 @@ def get_serialization_info(pytree: Any) -> dict[str, Any]:
     }
 
 
-def patch(*, strict: Strict = True) -> Patch:
+def patch(*, strict: Strict = True) -> flax.Patch:
     """Replaces the byte functions of flax with treepack's, for libraries that call them.
 
     Replaces `to_bytes`, `from_bytes`, `msgpack_serialize` and `msgpack_restore` of
@@ -612,7 +612,7 @@ def patch(*, strict: Strict = True) -> Patch:
     """
     check("strict", strict)
     as_strict = functools.wraps(from_bytes)(functools.partial(from_bytes, strict=strict))
-    return Patch(
+    return flax.Patch(
         {
             "to_bytes": to_bytes,
             "from_bytes": from_bytes if strict is True else as_strict,

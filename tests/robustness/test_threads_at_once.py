@@ -18,7 +18,7 @@ import pytest
 
 import treepack
 from treepack import serialization
-from treepack._src.interop.group import Group, _Rounds
+from treepack._src.processes.group import Group, _Rounds
 from treepack._src.pytree import handlers
 from treepack._src.pytree.containers import NAMEDTUPLE
 from treepack._src.registry import names, nodes, unregistered

@@ -10,9 +10,8 @@ calls.
 from __future__ import annotations
 
 from treepack._src.dtypes import described as dtype
-from treepack._src.interop.msgpack import decode_error
-from treepack._src.interop.msgpack import make as make_ext
-from treepack._src.interop.shardings import resolve as resolve_sharding
+from treepack._src.interop import msgpack as _msgpack
+from treepack._src.interop import shardings as _shardings
 from treepack._src.paths import Trail as trail  # noqa: N813
 from treepack._src.printable import printable
 from treepack._src.pytree.leaves import Transfer as transfer  # noqa: N813
@@ -23,3 +22,6 @@ from treepack._src.registry.fixed_fields import fixed_fields
 from treepack._src.registry.inert import is_key
 from treepack._src.registry.lookups import Lookups as lookups  # noqa: N813
 from treepack._src.registry.static import rebuild_value, reduce_value
+
+decode_error, make_ext = _msgpack.decode_error, _msgpack.make
+resolve_sharding = _shardings.resolve

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from treepack._src.interop.flax import is_frozen_dict
+from treepack._src.interop import flax
 from treepack.checkpoints._names import natural_sort
 
 MODULE_NUM_RE = re.compile(r"(.*)_[0-9]+$")
@@ -29,7 +29,7 @@ def convert_pre_linen(params: Any) -> Any:
       >>> checkpoints.convert_pre_linen({"Conv_0": {"w": 1}, "Dense_1": {"w": 2}})
       {'Conv_0': {'w': 1}, 'Dense_0': {'w': 2}}
     """
-    if not isinstance(params, dict) and not is_frozen_dict(params):
+    if not isinstance(params, dict) and not flax.is_frozen_dict(params):
         return params
     renamed: dict[str, Any] = {}
     counts: dict[str, Iterator[int]] = collections.defaultdict(itertools.count)
@@ -37,4 +37,4 @@ def convert_pre_linen(params: Any) -> Any:
         match = MODULE_NUM_RE.match(name)
         new = name if match is None else f"{match[1]}_{next(counts[match[1]])}"
         renamed[new] = convert_pre_linen(params[name])
-    return type(params)(renamed) if is_frozen_dict(params) else renamed
+    return type(params)(renamed) if flax.is_frozen_dict(params) else renamed

@@ -8,7 +8,7 @@ from typing import Any
 
 from treepack import serialization
 from treepack._src.api.files import load
-from treepack._src.interop.modules import error_class
+from treepack._src.interop import flax
 from treepack._src.pytree.references import flax_references
 from treepack._src.runs.steps import CheckpointEntry
 from treepack._src.storage.address import Location
@@ -60,8 +60,7 @@ class Restoring:
         for_files = {key: value for key, value in options.items() if key not in _SHARING}
         tree = serialization.load_from_file(target, path, **for_files)
         if not self.allow_partial and (found := flax_references(tree)):
-            theirs = "flax.errors", "MPACheckpointingRequiredError"
-            error = error_class(MultiprocessArrayError, *theirs)
+            error = flax.error_type(MultiprocessArrayError, "MPACheckpointingRequiredError")
             raise error(f"arrays are missing: it has {found}")
         return tree
 

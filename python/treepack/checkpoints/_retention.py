@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from treepack._src.interop.modules import error_class
+from treepack._src.interop import flax
 from treepack._src.runs.steps import spaced
 from treepack.checkpoints._names import MP_ARRAY_POSTFIX, TEMPORARY, Steps
 from treepack.errors import InvalidCheckpointError
@@ -19,7 +19,7 @@ def check_newest(folder: Steps, name: str) -> None:
     """
     others = folder.ordered().like(name, earlier=False)
     if others and (name in others or folder.key(others[-1]) > folder.key(name)):
-        error = error_class(InvalidCheckpointError, "flax.errors", "InvalidCheckpointError")
+        error = flax.error_type(InvalidCheckpointError, "InvalidCheckpointError")
         raise error(
             f"cannot save {folder.path(name).shown}: {folder.path(others[-1]).shown} exists: "
             "save a later step, or pass overwrite=True to replace this one and remove later ones"

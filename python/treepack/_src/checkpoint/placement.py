@@ -21,7 +21,7 @@ from treepack._src.checkpoint.replicas import Together, share, together
 from treepack._src.checkpoint.transfer import parts_of, transfer
 from treepack._src.elsewhere import check_parameters
 from treepack._src.interop import jax as _jax
-from treepack._src.interop.shardings import fitting
+from treepack._src.interop import shardings
 from treepack._src.options import Reading, Sharing
 from treepack._src.paths import Room, Trail
 from treepack._src.printable import printable
@@ -212,7 +212,7 @@ def _place(
         is_jax = _is_jax(item)
         if not is_jax and not (of_numpy and _may_be_jax(item)):
             continue
-        recorded = fitting(item.place, array.shape)
+        recorded = shardings.fitting(item.place, array.shape)
         item.place = _place_of(item.path, target, array, where, recorded, is_jax)
         if is_jax or reading.arrays == "jax" or item.place is not None:
             if isinstance(item.leaf, LazyArray):

@@ -21,7 +21,7 @@ from treepack._src.arrays.memory import memory_of
 from treepack._src.checkpoint.arraylike import ArrayLike
 from treepack._src.checkpoint.statistics import Statistics, statistics
 from treepack._src.elsewhere import Hinting, read_only
-from treepack._src.interop.jax import is_tracer
+from treepack._src.interop import jax as _jax
 from treepack._src.options import Reading, Status, Tell
 from treepack._src.printable import Completing, printable
 from treepack._src.restore.compare import signature
@@ -735,8 +735,8 @@ def _is_traced(index: Any) -> bool:
     if isinstance(index, tuple):
         return any(map(_is_traced, index))
     if isinstance(index, slice):
-        return any(map(is_tracer, (index.start, index.stop, index.step)))
-    return is_tracer(index)
+        return any(map(_jax.is_tracer, (index.start, index.stop, index.step)))
+    return _jax.is_tracer(index)
 
 
 def box_of(index: Any, shape: tuple[int, ...]) -> tuple[list[range], tuple[Any, ...]] | None:

@@ -27,7 +27,7 @@ from treepack._src.checkpoint.casting import Item, Replicas, index_key
 from treepack._src.checkpoint.sharded import ReplacedError
 from treepack._src.checkpoint.shards import division, readers_of
 from treepack._src.interop import jax as _jax
-from treepack._src.interop.group import Group, Message, check_not_forked
+from treepack._src.processes.group import Group, Message, check_not_forked
 from treepack.errors import OthersError
 
 if TYPE_CHECKING:

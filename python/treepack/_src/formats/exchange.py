@@ -28,8 +28,8 @@ from treepack._src.checkpoint.file import File
 from treepack._src.checkpoint.select import ends_of
 from treepack._src.checkpoint.sharded import ShardedReader
 from treepack._src.interop import jax as _jax
-from treepack._src.interop.group import Group, Message, text_of
 from treepack._src.options import Progress, Saved, Tell, Writing
+from treepack._src.processes.group import Group, Message
 from treepack._src.pytree.leaves import classify
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.saving.directory import Names
@@ -235,7 +235,7 @@ class Exchange(Alone):
     def _fail(self, error: BaseException) -> None:
         """Sends the error of the second round to all others."""
         if self.index > 0:
-            self._group.tell(Message(error=text_of(error)), waits=False)
+            self._group.fail(error)
             return
         if not self._has_announced:
             self._group.announce("")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from treepack._src.interop.modules import imported, instance_of, subclass_of
+from treepack._src.interop.modules import error_class, imported, instance_of, subclass_of
 
 is_linen_module = instance_of("flax.linen", "Module")
 """Returns whether a value is a linen Module: configuration, whose variables are the state."""
@@ -66,6 +66,11 @@ def is_mapping_type(ty: type) -> bool:
     """Returns whether a type is one of flax's immutable mappings."""
     frozen = getattr(imported("flax.core"), "FrozenDict", None)
     return ty is not type(None) and ty in (frozen, hashable_mapping())
+
+
+def error_type(ours: type[Exception], name: str) -> type[Exception]:
+    """Returns a subclass of an error class that is also flax's error of this name."""
+    return error_class(ours, "flax.errors", name)
 
 
 class Patch:

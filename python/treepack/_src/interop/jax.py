@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from treepack._src.interop.modules import found_at, imported, instance_of
 
@@ -307,94 +307,93 @@ def unflatten(ty: type, auxdata: Any, children: Sequence[Any]) -> Any:
     from jax.tree_util import tree_structure
 
     if hasattr(ty, "_fields") and not is_plain_namedtuple(ty):
-        return registered_unflatten(ty)(auxdata, children)
+        return registration(ty).unflatten(auxdata, children)
     leaves = [tree_structure(0)] * len(children)
     return treedef_with(ty, auxdata, leaves).unflatten(children)
 
 
-def node_functions(ty: type) -> tuple[Any, Any] | None:
-    """Returns the registered flatten and unflatten functions of a type.
+class Registration(NamedTuple):
+    """The functions of a type in JAX's registry of nodes."""
 
-    `None` if this version of JAX does not expose them.
-    """
-    try:
-        from jax._src.tree_util import _registry
+    ty: type
+    flatten: Any
+    unflatten: Any
 
-        entry = _registry[ty]
-        return entry.to_iter, entry.from_iter
-    except (ImportError, AttributeError, KeyError):
-        return None
+    @classmethod
+    def of(cls, ty: type) -> Registration | None:
+        """Returns `None` also if this version of JAX does not expose the functions."""
+        try:
+            from jax._src.tree_util import _registry
+
+            entry = _registry[ty]
+            return cls(ty, entry.to_iter, entry.from_iter)
+        except (ImportError, AttributeError, KeyError):
+            return None
+
+    @property
+    def is_by_dataclass(self) -> bool:
+        """Whether `jax.tree_util.register_dataclass` made the functions."""
+        if getattr(self.flatten, "__module__", None) != "jax._src.tree_util":
+            return False
+        # The underscore is new in JAX 0.12.
+        maker, _, name = getattr(self.flatten, "__qualname__", "").partition(".")
+        return maker.lstrip("_") == "register_dataclass" and name == "<locals>.flatten_func"
+
+    def argument_order(self, fields: Sequence[str]) -> list[int] | None:
+        """Returns the order in which the type takes fields as positional arguments.
+
+        Args:
+          fields: The names of all its children, then of its static data.
+
+        Returns:
+          The indices of fields. `None` unless JAX rebuilds nodes by calling the type with its
+          fields as keywords, and a call with positional arguments is equivalent.
+        """
+        untyped: Any = self.ty
+        if (
+            not self.is_by_dataclass
+            or untyped.__new__ is not object.__new__
+            or type(untyped).__call__ is not type.__call__
+            or type(untyped.__init__) is not FunctionType
+        ):
+            return None
+        code = untyped.__init__.__code__
+        names = code.co_varnames[1 : code.co_argcount][: len(fields)]
+        if code.co_posonlyargcount > 1 or sorted(names) != sorted(fields):
+            return None
+        return [fields.index(name) for name in names]
+
+    def maker(self, fields: Sequence[str] | None) -> Callable[[Any, Sequence[Any]], Any]:
+        """Returns a function that rebuilds nodes from static data and children.
+
+        Args:
+          fields: The names of the children, then of the static data, if all nodes have the same.
+        """
+        ty: Any = self.ty
+        if fields is not None and self.is_by_dataclass:
+            # Like JAX, in fewer steps.
+            return lambda auxdata, children: ty(
+                **dict(zip(fields, (*children, *auxdata), strict=True))
+            )
+        unflatten = self.unflatten
+        return lambda auxdata, children: unflatten(auxdata, tuple(children))
 
 
-def argument_order(ty: type, fields: Sequence[str]) -> list[int] | None:
-    """Returns the order in which a type takes fields as positional arguments.
+def registration(ty: type) -> Registration:
+    """Returns the registration of a type, for nodes without a treedef.
 
-    Args:
-      ty: The type.
-      fields: The names of all its children, then of its static data.
-
-    Returns:
-      The indices of fields. `None` unless JAX rebuilds nodes by calling the type with its fields as
-      keywords, and a call with positional arguments is equivalent.
-    """
-    functions = node_functions(ty)
-    if functions is None or not is_by_dataclass(functions[0]):
-        return None
-    untyped: Any = ty
-    if untyped.__new__ is not object.__new__ or type(untyped).__call__ is not type.__call__:
-        return None
-    if type(untyped.__init__) is not FunctionType:
-        return None
-    code = untyped.__init__.__code__
-    if code.co_posonlyargcount > 1:
-        return None
-    names = code.co_varnames[1 : code.co_argcount][: len(fields)]
-    if sorted(names) != sorted(fields):
-        return None
-    return [fields.index(name) for name in names]
-
-
-def is_by_dataclass(flatten: Any) -> bool:
-    """Returns whether a flatten function was made by `jax.tree_util.register_dataclass`."""
-    if getattr(flatten, "__module__", None) != "jax._src.tree_util":
-        return False
-    # The underscore is new in JAX 0.12.
-    maker, _, name = getattr(flatten, "__qualname__", "").partition(".")
-    return maker.lstrip("_") == "register_dataclass" and name == "<locals>.flatten_func"
-
-
-def unflattener(ty: type, fields: Sequence[str] | None) -> Any:
-    """Returns a function that rebuilds nodes of a type from static data and children.
-
-    Args:
-      ty: The type.
-      fields: The names of its children, then of its static data, if all nodes have the same.
-    """
-    functions = node_functions(ty)
-    if functions is None:
-        return functools.partial(unflatten, ty)
-    flatten, make = functions
-    if fields is not None and is_by_dataclass(flatten):
-        # Like JAX, in fewer steps.
-        return lambda auxdata, children: ty(**dict(zip(fields, (*children, *auxdata), strict=True)))
-    return lambda auxdata, children: make(auxdata, tuple(children))
-
-
-def registered_unflatten(ty: type) -> Any:
-    """Returns the registered unflatten function of a type.
-
-    It is for nodes without a treedef: namedtuples, and nodes whose number of children varies.
+    They are namedtuples, and nodes whose number of children varies.
 
     Raises:
       TypeError: If this version of JAX does not expose it.
     """
-    functions = node_functions(ty)
-    if functions is None:
+    registered = Registration.of(ty)
+    if registered is None:
         raise TypeError(
             f"cannot rebuild a {ty.__qualname__}: this version of JAX does not expose its "
             "unflatten function. Upgrade jax, or pass a template as target"
         )
-    return functions[1]
+    return registered
 
 
 @functools.cache

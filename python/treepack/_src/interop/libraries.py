@@ -10,14 +10,18 @@ _PACKAGES = """
     simple_pytree tensorflow_probability tinygp torax tree_math treescope unxt zodiax
 """
 
-LIBRARIES = frozenset(_PACKAGES.split())
-"""The names of packages."""
+_LIBRARIES = frozenset(_PACKAGES.split())
+
+
+def library_at(path: str) -> str | None:
+    """Returns the known library in which a path of a module or a type lies, or `None`."""
+    library = path.partition(".")[0]
+    return library if library in _LIBRARIES else None
 
 
 def library_of_type(ty: type) -> str | None:
     """Returns the known library that defines a type, or `None`."""
-    library = str(ty.__module__).partition(".")[0]
-    return library if library in LIBRARIES else None
+    return library_at(str(ty.__module__))
 
 
 def is_marker(value: object) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from treepack._src.interop.jax import is_partial_type
+from treepack._src.interop import jax as _jax
 from treepack._src.interop.modules import is_from
 
 
@@ -95,7 +95,7 @@ def is_builtin(ty: type) -> bool:
 
     Registering one requires `override=True`, as in flax.
     """
-    return ty in _CONTAINERS or is_partial_type(ty)
+    return ty in _CONTAINERS or _jax.is_partial_type(ty)
 
 
 def handlers_of(ty: type) -> Handlers | None:

@@ -27,9 +27,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treepack._src import paths as _paths
-from treepack._src.interop import equinox
+from treepack._src.interop import equinox, flax
 from treepack._src.interop import jax as _jax
-from treepack._src.interop.flax import is_hijax_variable_type, is_linen_module
 from treepack._src.interop.modules import is_from
 from treepack._src.pytree.containers import (
     BUILTIN,
@@ -224,13 +223,13 @@ def _without_handlers(value: Any) -> NodeKind | None:
         return NAMEDTUPLE
     if _jax.is_node(value):
         return PYTREE
-    if is_hijax_variable_type(ty):
+    if flax.is_hijax_variable_type(ty):
         return _HIJAX
     if isinstance(value, dict):
         return DICT
     if isinstance(value, list):
         return LIST
-    if dataclasses.is_dataclass(value) and not is_linen_module(value):
+    if dataclasses.is_dataclass(value) and not flax.is_linen_module(value):
         return None if describes_array(value) else DATACLASS
     return None
 
@@ -255,5 +254,5 @@ def is_container_type(ty: type) -> bool:
         or _jax.is_namedtuple(ty)
         or dataclasses.is_dataclass(ty)
         or (ty is not type(None) and _jax.is_node_type(ty))
-        or is_hijax_variable_type(ty)
+        or flax.is_hijax_variable_type(ty)
     )

@@ -23,11 +23,10 @@ import numpy as np
 
 from treepack._core import Class
 from treepack._src.arrays.deferred import Deferred
-from treepack._src.interop import flax, msgpack
+from treepack._src.interop import flax, msgpack, shardings
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.libraries import is_marker
 from treepack._src.interop.modules import has_array_protocol, instance_of
-from treepack._src.interop.shardings import fitting
 from treepack._src.options import Static
 from treepack._src.pytree import prng as _prng
 from treepack._src.pytree.handlers import handlers_of
@@ -220,7 +219,7 @@ def abstract_array(
 ) -> jax.ShapeDtypeStruct:
     """Returns the `ShapeDtypeStruct` of an array without reading it."""
     struct = _jax.needed("arrays that are not read are jax.ShapeDtypeStructs").ShapeDtypeStruct
-    sharding = fitting(sharding, shape)
+    sharding = shardings.fitting(sharding, shape)
     return struct(shape, dtype, weak_type=weak_type, sharding=sharding)  # type: ignore[no-any-return]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from treepack._src import dtypes as _dtypes
-from treepack._src.interop.jax import is_tracer, on_host
+from treepack._src.interop import jax as _jax
 from treepack._src.interop.modules import imported, instance_of
 from treepack._src.printable import short_repr
 from treepack._src.pytree.leaves import as_plain, remedy
@@ -45,7 +45,7 @@ def dtype_name(dtype: np.dtype) -> str:
 
 def array_parts(value: Any) -> tuple[str, tuple[int, ...], bytes]:
     try:
-        array = value if isinstance(value, np.ndarray) else on_host(value)
+        array = value if isinstance(value, np.ndarray) else _jax.on_host(value)
     except RuntimeError as error:  # it is deleted, or in other processes
         raise TypeError(f"{error}: pass a value that this process has") from error
     if array.nbytes > MAX_ARRAY_BYTES or type(array) is not np.ndarray:
@@ -132,7 +132,7 @@ _OF_PROCESS = [
 def refusal(value: Any) -> str:
     """Returns why a value cannot be saved, with a remedy."""
     text = f"static data of type {default_name(type(value))} cannot be saved: {short_repr(value)}"
-    if is_tracer(value) or _is_of_process(value):
+    if _jax.is_tracer(value) or _is_of_process(value):
         return f"{text}; {remedy(value)}"
     if type(value) is np.ndarray:
         return (

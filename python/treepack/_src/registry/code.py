@@ -21,8 +21,8 @@ import numpy as np
 
 from treepack._core import Class
 from treepack._src.interop import flax
-from treepack._src.interop.jax import is_array, is_namedtuple, is_treedef
-from treepack._src.interop.libraries import LIBRARIES, PLAIN_BYTES, is_marker, library_of_type
+from treepack._src.interop import jax as _jax
+from treepack._src.interop.libraries import PLAIN_BYTES, is_marker, library_at, library_of_type
 from treepack._src.interop.modules import has_array_protocol, instance_of
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.pytree.leaves import classify
@@ -64,7 +64,7 @@ def is_code(value: Any) -> bool:
         return all(_parts(part) is not None for part in _walk(value, _parts))
     if flax.is_graph_definition(value) or flax.is_linen_module(value) or is_marker(value):
         return True
-    if not is_namedtuple(type(value)) and not dataclasses.is_dataclass(value):
+    if not _jax.is_namedtuple(type(value)) and not dataclasses.is_dataclass(value):
         return False
     parts = [part for part in fields_of(value).values() if part is not None]
     return bool(parts) and all(map(is_code, parts))
@@ -93,7 +93,7 @@ def check_is_tree(target: Any) -> None:
         remedy = "pass a tree of arrays"
     elif _is_unknown(target):
         remedy = "pass a tree of arrays, or register its type with treepack.register_node"
-        if is_treedef(target):
+        if _jax.is_treedef(target):
             remedy = "pass a tree, such as jax.tree.unflatten(treedef, leaves)"
         elif _is_file(target):
             remedy = "pass its abstract()"
@@ -140,7 +140,7 @@ def _parts(value: Any) -> Iterable[Any] | None:
         return ()
     if isinstance(value, _BOUND):
         return _bound(value)
-    if is_array(value):
+    if _jax.is_array(value):
         return None
     if kind_of(value) is not None:
         return [leaf for _, leaf in leaves_of(value, ())]
@@ -180,7 +180,7 @@ def _held(value: Any) -> Iterable[Any]:
         return _of_function(value)
     if ty in _PLAIN:
         return ()
-    if isinstance(value, (type, types.ModuleType, np.ndarray)) or is_array(value):
+    if isinstance(value, (type, types.ModuleType, np.ndarray)) or _jax.is_array(value):
         return ()
     if flax.is_graph_definition(value):
         return ()
@@ -204,7 +204,7 @@ def _held(value: Any) -> Iterable[Any]:
 def _of_function(function: types.FunctionType) -> Iterable[Any]:
     """Returns the defaults, closure and attributes of a function."""
     held = list(vars(function).values())
-    if str(function.__globals__.get("__name__")).partition(".")[0] in LIBRARIES:
+    if library_at(str(function.__globals__.get("__name__"))) is not None:
         return held
     if "<" in function.__qualname__:  # module-level functions are defined once
         held += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
@@ -225,5 +225,5 @@ def _is_array(value: Any) -> bool:
         return False
     if is_key(value):
         return True
-    known = isinstance(value, np.ndarray) or is_array(value)
+    known = isinstance(value, np.ndarray) or _jax.is_array(value)
     return (known or has_array_protocol(value)) and getattr(value, "ndim", 1) != 0

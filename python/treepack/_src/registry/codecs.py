@@ -14,16 +14,7 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src.interop import equinox, flax
-from treepack._src.interop.jax import (
-    devices,
-    is_array,
-    is_extended,
-    is_of_nn,
-    is_plain_namedtuple,
-    is_treedef,
-    partial_function,
-    treedef_with,
-)
+from treepack._src.interop import jax as _jax
 from treepack._src.interop.modules import imported, instance_of
 from treepack._src.registry.array_codecs import (
     MOST_DIMENSIONS,
@@ -105,7 +96,7 @@ def _treedef(parts: Any) -> Any:
         fits = auxdata is None and not children
     elif ty is dict:
         fits = type(auxdata) is list and len(auxdata) == len(children) == len(_set(auxdata))
-    elif is_plain_namedtuple(ty):
+    elif _jax.is_plain_namedtuple(ty):
         fits = len(children) == len(getattr(ty, "_fields", ()))
     elif entry is not None and entry.fields is not None and entry.checked:
         data, meta = entry.fields
@@ -119,7 +110,7 @@ def _treedef(parts: Any) -> Any:
         return structure(None)
     if entry is not None:
         entry.check(auxdata)  # unflattening the treedef rebuilds nodes from it
-    return treedef_with(ty, auxdata, [_treedef(child) for child in children])
+    return _jax.treedef_with(ty, auxdata, [_treedef(child) for child in children])
 
 
 def _set(keys: list[Any]) -> set[Any]:
@@ -179,7 +170,7 @@ def _named_sharding(ty: Any, parts: tuple[Any, ...]) -> Any:
         raise ValueError(f"a mesh must have one type per axis, found {axis_types} for {names}")
     options = {"axis_types": axis_types} if axis_types else {}
     mesh: Any = jax.sharding.AbstractMesh(sizes, names, **options)
-    present = devices()
+    present = _jax.devices()
     if math.prod(sizes) <= len(present):
         chosen = np.asarray(present[: math.prod(sizes)]).reshape(sizes)
         mesh = jax.sharding.Mesh(chosen, names, **options)
@@ -187,7 +178,7 @@ def _named_sharding(ty: Any, parts: tuple[Any, ...]) -> Any:
 
 
 def _is_jax_array(value: Any) -> bool:
-    return is_array(value) and not is_extended(value.dtype)
+    return _jax.is_array(value) and not _jax.is_extended(value.dtype)
 
 
 def _jax_array(*parts: Any) -> Any:
@@ -199,7 +190,7 @@ def _jax_array(*parts: Any) -> Any:
 
 
 def _struct_parts(struct: Any) -> tuple[Any, ...]:
-    if is_extended(struct.dtype):
+    if _jax.is_extended(struct.dtype):
         raise TypeError(refusal(struct))
     parts = tuple(struct.shape), dtype_name(struct.dtype), bool(struct.weak_type), struct.sharding
     # Structs with symbolic shapes, layouts and the like are not supported.
@@ -346,11 +337,11 @@ _CODECS = [
     of_class("jax.sharding.NamedSharding", _named_sharding_parts, object, _named_sharding),
     of_class(
         "jax.tree_util.Partial",
-        lambda partial: (partial_function(partial), partial.args, dict(partial.keywords)),
+        lambda partial: (_jax.partial_function(partial), partial.args, dict(partial.keywords)),
         (object, tuple, dict),
         lambda ty, function, args, keywords: ty(function, *args, **keywords),
     ),
-    codec("jax.tree_util.PyTreeDef", is_treedef, _treedef_parts, object, _treedef),
+    codec("jax.tree_util.PyTreeDef", _jax.is_treedef, _treedef_parts, object, _treedef),
     *(
         of_class(f"jax.lax.{name}", "name", str, lambda ty, member: ty[member])
         for name in ("Precision", "DotAlgorithmPreset", "RoundingMethod")
@@ -359,7 +350,7 @@ _CODECS = [
     of_class("jax.lax.ConvDimensionNumbers", tuple, (tuple, tuple, tuple), _dimension_numbers),
     of_class("jax.ShapeDtypeStruct", _struct_parts, object, _struct),
     codec("jax.Array", _is_jax_array, array_parts, _ARRAY, _jax_array),
-    codec("jax.nn", is_of_nn, "__name__", str, _jax_nn),
+    codec("jax.nn", _jax.is_of_nn, "__name__", str, _jax_nn),
     codec(
         "flax.typing.HashableMapping",
         lambda value: value.__class__ is flax.hashable_mapping(),

@@ -15,7 +15,7 @@ from types import MemberDescriptorType
 from typing import Any, NamedTuple
 
 from treepack._src.interop import flax
-from treepack._src.interop.jax import is_namedtuple
+from treepack._src.interop import jax as _jax
 from treepack._src.pytree.leaves import as_plain
 from treepack._src.registry.fields import fields_of, from_fields
 from treepack._src.registry.libraries import library_name
@@ -91,11 +91,11 @@ def parts_of(value: Any) -> Any:
     if isinstance(value, enum.Enum):
         return member_name(value)
     is_tuple = isinstance(value, tuple)
-    names = ty._fields if is_namedtuple(ty) else () if is_tuple else dataclasses.fields(ty)
+    names = ty._fields if _jax.is_namedtuple(ty) else () if is_tuple else dataclasses.fields(ty)
     names = {getattr(name, "name", name) for name in names}
     if any(name not in names for name in attributes(value)):
         return None
-    if is_tuple and not is_namedtuple(ty):
+    if is_tuple and not _jax.is_namedtuple(ty):
         return tuple(tuple.__iter__(value))
     return fields_of(value) if all(hasattr(value, name) for name in names) else None
 
@@ -110,7 +110,7 @@ def part_of(value: Any, name: str) -> tuple[Any] | None:
     ty: Any = type(value)
     if ty is dict:
         return (value[name],) if name in value else None
-    if is_namedtuple(ty):
+    if _jax.is_namedtuple(ty):
         name = str(ty._fields.index(name)) if name in ty._fields else ""
     if ty is list or issubclass(ty, tuple):
         base: Any = list if ty is list else tuple  # whose methods a subclass may replace
@@ -159,7 +159,7 @@ def made_of(ty: Any, parts: Any) -> Any:
     """Rebuilds a value from its parts, without running code of its type."""
     if issubclass(ty, enum.Enum):
         return member(ty, parts)
-    if is_namedtuple(ty) or not issubclass(ty, tuple):
+    if _jax.is_namedtuple(ty) or not issubclass(ty, tuple):
         return from_fields(ty, parts)
     if type(parts) is not tuple:
         raise ValueError(f"expected a tuple, found a {type(parts).__name__}")

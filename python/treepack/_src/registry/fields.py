@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from treepack._src.interop.jax import retire
+from treepack._src.interop import jax as _jax
 from treepack._src.interop.libraries import library_of_type
 from treepack._src.pytree.containers import namedtuple_of
 from treepack._src.pytree.kinds import flatten
@@ -54,7 +54,7 @@ class Fields(NamedTuple):
             except Exception:  # a flatten function may raise any error on unexpected values
                 return None
             finally:
-                retire(probe)
+                _jax.retire(probe)
         static = treedef.node_data()[1]
         if type(static) is not tuple or any(
             marks.get(name) is not child for name, child in children.items()

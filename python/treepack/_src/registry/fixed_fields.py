@@ -111,14 +111,14 @@ def _of_pytree(node: Any) -> FixedFields | None:
     ty = type(node)
     if ty in _known:
         return _known[ty]
-    functions = _jax.node_functions(ty)
-    if functions is None or _jax.is_namedtuple(ty):
+    registered = _jax.Registration.of(ty)
+    if registered is None or _jax.is_namedtuple(ty):
         fields = None
     elif equinox.is_module(node):
-        fields = _of_module(node, *functions)
+        fields = _of_module(node, registered.flatten, registered.unflatten)
         if fields is None:
             return None  # other nodes of its type may be complete
-    elif _jax.is_by_dataclass(functions[0]):
+    elif registered.is_by_dataclass:
         fields = _of_dataclass(ty)
     else:
         fields = None

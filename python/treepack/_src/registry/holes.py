@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.interop import equinox, flax
-from treepack._src.interop.libraries import LIBRARIES
+from treepack._src.interop.libraries import library_at
 from treepack._src.registry.code import holds_arrays, is_code
 from treepack._src.registry.definitions import name_and_parts
 from treepack._src.registry.left_out import LeftOut
@@ -146,7 +146,7 @@ def _with_holes(value: Any, path: list[str], left_out: LeftOut, where: str) -> A
         return Hole(_text(path), description, name, _with_holes(parts, path, left_out, where))
     # A bare object in a node of a library has no data: it is a marker, as in equinox's
     # `StateIndex`.
-    is_mark = type(value) is object and where.partition(".")[0] in LIBRARIES
+    is_mark = type(value) is object and library_at(where) is not None
     return _hole(value, path) if is_mark or left_out.static == "skip" else value
 
 

@@ -193,13 +193,12 @@ def storing(ty: Any, fields: Fields | None) -> Stores | None:
     Returns:
       The check; `None` if unknown code rebuilds the nodes.
     """
-    functions = _jax.node_functions(ty)
-    if functions is None:
+    registered = _jax.Registration.of(ty)
+    if registered is None:
         return None
-    flatten, make = functions
-    if fields is not None and _jax.is_by_dataclass(flatten):
+    if fields is not None and registered.is_by_dataclass:
         return (lambda _: True) if _init_stores(ty) else None
-    made_by = getattr(make, "func", make)
+    made_by = getattr(registered.unflatten, "func", registered.unflatten)
     names = equinox.static_names(ty)
     if names is not None and made_by.__code__.co_filename.startswith("<"):
         return _is_module

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from treepack._src.interop.jax import unflatten
+from treepack._src.interop import jax as _jax
 from treepack._src.registry.names import default_name
 
 
@@ -62,7 +62,7 @@ def register(
         current = _exported[name]
         if current.from_children is not None:
             return current.from_children(auxdata, children)
-        return unflatten(current.ty, auxdata, children)
+        return _jax.unflatten(current.ty, auxdata, children)
 
     try:
         export.register_pytree_node_serialization(

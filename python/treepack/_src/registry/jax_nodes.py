@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import treepack._core as core
 from treepack._src.interop import equinox
-from treepack._src.interop.jax import argument_order, registered_unflatten, unflattener
+from treepack._src.interop import jax as _jax
 from treepack._src.interop.libraries import library_of_type
 from treepack._src.pytree.kinds import flatten
 from treepack._src.registry import holes as _holes
@@ -90,7 +90,7 @@ def jax_node_type(
                 is_variable = static.functions is None
                 static, names, children = static.merge(names, children)
                 if is_variable:
-                    return registered_unflatten(nodetype)(static, children)
+                    return _jax.registration(nodetype).unflatten(static, children)
             if fields is not None:  # JAX does not check them
                 check_children(fields.data, names)
                 check_static(fields.meta, static)
@@ -99,7 +99,14 @@ def jax_node_type(
         return unflatten
 
     all_fields = None if fields is None else [*fields.data, *fields.meta]
-    unflatten = unflatten_abstract = made_by(unflattener(nodetype, all_fields))
+    registered = _jax.Registration.of(nodetype)
+    make: Callable[[Any, list[Any]], Any] = functools.partial(_jax.unflatten, nodetype)
+    order = None
+    if registered is not None:
+        make = registered.maker(all_fields)
+        if all_fields is not None and not foreign:
+            order = registered.argument_order(all_fields)
+    unflatten = unflatten_abstract = made_by(make)
     field_names = fields
     if fields is not None:
         unflatten_abstract = made_by(functools.partial(fields.make, nodetype))
@@ -117,7 +124,7 @@ def jax_node_type(
         split=_module_split(nodetype),
         version=version,
         upgrade=upgrade,
-        order=None if all_fields is None or foreign else argument_order(nodetype, all_fields),
+        order=order,
         writes_auxdata=encode is None,
         static_of=static_of,
         check=check,

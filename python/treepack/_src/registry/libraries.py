@@ -16,8 +16,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from treepack._src.interop.jax import is_namedtuple, is_node_type
-from treepack._src.interop.libraries import LIBRARIES, library_of_type
+from treepack._src.interop import jax as _jax
+from treepack._src.interop.libraries import library_at, library_of_type
 from treepack._src.interop.modules import imported
 from treepack._src.registry.names import default_name
 
@@ -31,7 +31,7 @@ def is_node(ty: type) -> bool:
     # `__del__` would run on nodes that are made without `__init__`.
     if ty.__module__.startswith(_UNORDERED) or hasattr(ty, "__del__"):
         return False
-    return is_namedtuple(ty) or is_node_type(ty)
+    return _jax.is_namedtuple(ty) or _jax.is_node_type(ty)
 
 
 def library_name(ty: type, fits: Callable[[type], bool] = is_node) -> str | None:
@@ -71,7 +71,7 @@ def find(name: str, fits: Callable[[type], bool] = is_node) -> type | None:
     return candidates.pop() if len(candidates) == 1 else None
 
 
-@functools.lru_cache(maxsize=len(LIBRARIES))
+@functools.lru_cache(maxsize=64)
 def _modules(library: str, _count: int) -> dict[str, list[str]]:
     """Names of types, with a library's modules that have them.
 
@@ -89,9 +89,9 @@ def _modules(library: str, _count: int) -> dict[str, list[str]]:
 
 def library_of(name: str) -> str | None:
     """Returns the known library to which the type with a name in a file belongs, or `None`."""
-    library = name.partition(":")[0].partition(".")[0]
-    is_path = len(library) + 1 < len(name) <= _MAX_NAME
-    return library if library in LIBRARIES and is_path else None
+    library = library_at(name.partition(":")[0])
+    is_path = library is not None and len(library) + 1 < len(name) <= _MAX_NAME
+    return library if is_path else None
 
 
 def remedy(library: str) -> str:

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import treepack._core as core
-from treepack._src.interop import equinox, flax
+from treepack._src.interop import equinox, flax, shardings
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.modules import found_at
-from treepack._src.interop.shardings import describe as describe_sharding
 from treepack._src.pytree.containers import NodeKind
 from treepack._src.pytree.handlers import handlers_of
 from treepack._src.pytree.kinds import Pruned, kind_of
@@ -98,7 +97,7 @@ class Recorder(LeftOut):
     """Describes the nodes and shardings of one save for its record."""
 
     flatten = _flatten
-    describe_sharding = staticmethod(describe_sharding)
+    describe_sharding = staticmethod(shardings.describe)
 
 
 def _named_by_handler(state: Any, children: dict[str, Any]) -> dict[str, Any] | None:

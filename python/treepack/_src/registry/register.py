@@ -9,7 +9,7 @@ from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 import treepack._core as core
 from treepack._src.elsewhere import advised
-from treepack._src.interop.jax import is_namedtuple, is_node_type, is_plain_namedtuple, needed
+from treepack._src.interop import jax as _jax
 from treepack._src.registry import jax_export as _jax_export
 from treepack._src.registry import nodes as _nodes
 from treepack._src.registry import static as _static
@@ -104,7 +104,7 @@ def register_dataclass(
       [Layer(w=array([1., 1.]), act='tanh')]
     """
     check_is_type(nodetype)
-    if is_namedtuple(nodetype):
+    if _jax.is_namedtuple(nodetype):
         raise ValueError(
             f"{default_name(nodetype)} is a namedtuple: use treepack.register_namedtuple"
         )
@@ -122,7 +122,7 @@ def register_dataclass(
         given = None
         if data_fields is not None and meta_fields is not None:
             given = Fields(list(data_fields), list(meta_fields))
-        if is_node_type(nodetype):
+        if _jax.is_node_type(nodetype):
             fields = _adopted(nodetype, given, drop_fields)
         else:
             if given is None and dataclasses.is_dataclass(nodetype):
@@ -137,7 +137,7 @@ def register_dataclass(
                     f"{default_name(nodetype)} is not a dataclass: put @register_dataclass above "
                     "@dataclass, or pass data_fields and meta_fields"
                 )
-            jax = needed("register_dataclass registers the type with JAX")
+            jax = _jax.needed("register_dataclass registers the type with JAX")
             register_with_jax = jax.tree_util.register_dataclass
             register_with_jax(
                 nodetype, given.data, given.meta, drop_fields=[*map(_Whole, drop_fields)]
@@ -238,12 +238,12 @@ def register_node(
         )
     with registering:
         _check_claims(nodetype, serialized_name, aliases, version, upgrade)
-        if is_plain_namedtuple(nodetype):
+        if _jax.is_plain_namedtuple(nodetype):
             raise ValueError(
                 f"{default_name(nodetype)} is a namedtuple: use treepack.register_namedtuple"
             )
-        if not is_node_type(nodetype):
-            needed("register_node takes types that are registered with JAX")
+        if not _jax.is_node_type(nodetype):
+            _jax.needed("register_node takes types that are registered with JAX")
             raise ValueError(
                 f"{default_name(nodetype)} is not registered with JAX: call "
                 "jax.tree_util.register_pytree_node first, or use treepack.register_dataclass"
@@ -316,12 +316,12 @@ def register_namedtuple(
       State(step=3)
     """
     check_is_type(nodetype)
-    if not is_namedtuple(nodetype):
+    if not _jax.is_namedtuple(nodetype):
         verb = "dataclass" if dataclasses.is_dataclass(nodetype) else "node"
         raise ValueError(
             f"{default_name(nodetype)} is not a namedtuple: use treepack.register_{verb}"
         )
-    if not is_plain_namedtuple(nodetype):
+    if not _jax.is_plain_namedtuple(nodetype):
         name = TYPES.chosen(nodetype, serialized_name)
         return register_node(
             nodetype, serialized_name=name, aliases=aliases, version=version, upgrade=upgrade

@@ -11,7 +11,7 @@ from typing import Any
 
 import treepack._core as core
 from treepack._src.elsewhere import advised
-from treepack._src.interop.jax import is_node, is_partial, is_plain_namedtuple, partial_function
+from treepack._src.interop import jax as _jax
 from treepack._src.printable import warn
 from treepack._src.pytree.kinds import Pruned, flatten, kind_of
 from treepack._src.registry import jax_export as _jax_export
@@ -72,7 +72,7 @@ def register_tree(tree: Any, *, prefix: str | None = None) -> dict[str, type]:
                 f"two types in the tree have the name {name!r}: register one of them with another "
                 "serialized_name"
             )
-        if is_plain_namedtuple(ty):
+        if _jax.is_plain_namedtuple(ty):
             register_namedtuple(ty, serialized_name=name)
         else:
             register_node(ty, serialized_name=name)
@@ -86,14 +86,16 @@ def register_tree(tree: Any, *, prefix: str | None = None) -> dict[str, type]:
             return
         if ty is Pruned:
             state, functions = node.children(), node.functions()
-        elif is_node(node):
+        elif _jax.is_node(node):
             own = _nodes.own(ty)
             if own is not None:
                 _jax_export.register(ty, own.name, encode_auxdata, decode_given, None)
             elif TYPES.name_of(ty) is None:
                 register(ty)
             _, state, functions, treedef = flatten(node)
-            static = partial_function(node) if is_partial(node) else treedef.node_data()[1]
+            static = (
+                _jax.partial_function(node) if _jax.is_partial(node) else treedef.node_data()[1]
+            )
             _register_static(static, ty)
         else:
             kind = kind_of(node)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
 
 import treepack._core as core
-from treepack._src.interop.jax import is_namedtuple, is_tracer, without_start
+from treepack._src.interop import jax as _jax
 from treepack._src.interop.modules import imported
 from treepack._src.printable import short_repr
 from treepack._src.registry import codecs as _codecs
@@ -139,7 +139,7 @@ def _by_definition(ty: type) -> tuple[Callable[[Any], Any], Callable[[Any], Any]
     """Returns functions that encode and decode an enum, a dataclass or a subclass of tuple."""
     if issubclass(ty, enum.Enum):
         return member_name, functools.partial(member, ty)
-    if dataclasses.is_dataclass(ty) or is_namedtuple(ty):
+    if dataclasses.is_dataclass(ty) or _jax.is_namedtuple(ty):
         return fields_of, functools.partial(from_fields, ty)
     if issubclass(ty, tuple) and ty is not tuple:
         return tuple, functools.partial(made_of, ty)
@@ -232,7 +232,7 @@ def reduce_value(value: Any) -> tuple[str, Any]:
     Raises:
       TypeError: If the value cannot be stored.
     """
-    if is_tracer(value):
+    if _jax.is_tracer(value):
         raise TypeError(refusal(value))
     named = AUXDATA.named(type(value)) or AUXDATA.older(type(value))
     if named is not None:
@@ -256,7 +256,7 @@ def metadata_in(record: bytes | None, *, unknown_as_dict: bool = True) -> Any:
     """Returns the metadata in a record; starts no backends of JAX for the meshes in them."""
     if record is None:
         return None
-    with without_start():
+    with _jax.without_start():
         return core.record_metadata(record, unknown_as_dict=unknown_as_dict)
 
 

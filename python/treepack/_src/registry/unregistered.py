@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from treepack._src.interop.jax import is_namedtuple, is_node_type, is_plain_namedtuple
+from treepack._src.interop import jax as _jax
 from treepack._src.pytree.containers import NodeKind
 from treepack._src.registry.fields import Fields, dataclass_fields
 from treepack._src.registry.jax_nodes import jax_node_type, plain_type
@@ -48,12 +48,14 @@ def unregistered(ty: type, kind: NodeKind) -> NodeType | None:
         return None
     if kind.sort in ("namedtuple", "dataclass"):  # a dataclass may be registered with JAX later
         return plain_type(ty, free_name, fields)
-    return _jax_type(ty, free_name) if is_node_type(ty) else None
+    return _jax_type(ty, free_name) if _jax.is_node_type(ty) else None
 
 
 def _fields(ty: Any) -> Fields:
     """Returns the fields of a namedtuple, or the fields of a dataclass by their marks."""
-    return Fields([*ty._fields], []) if is_namedtuple(ty) else Fields.marked(dataclass_fields(ty))
+    return (
+        Fields([*ty._fields], []) if _jax.is_namedtuple(ty) else Fields.marked(dataclass_fields(ty))
+    )
 
 
 def _jax_type(ty: type, name: str) -> NodeType:
@@ -69,6 +71,6 @@ def of_library(name: str) -> NodeType | None:
         return None
     if (entry := TYPES.entry_of(ty)) is not None:
         return entry
-    if is_plain_namedtuple(ty):
+    if _jax.is_plain_namedtuple(ty):
         return plain_type(ty, name, _fields(ty))
     return _jax_type(ty, library_name(ty) or default_name(ty))

@@ -20,8 +20,8 @@ import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.shards import ShardFile, plan_of, save_of, start_of
 from treepack._src.interop import jax as _jax
-from treepack._src.interop.group import Group, Message, text_of
 from treepack._src.options import Progress, Saved, Writing
+from treepack._src.processes.group import Group, Message
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.saving.directory import (
     Directory,
@@ -219,7 +219,7 @@ class ShardedWrite:
                 try:
                     written = self.write(directory, name, full, progress)
                 except BaseException as error:
-                    group.tell(Message(error=text_of(error)), waits=False)
+                    group.fail(error)
                     raise
                 group.tell(Message(written=written))
             else:

@@ -13,7 +13,7 @@ import functools
 import time
 from collections.abc import Callable
 
-from treepack._src.interop.meeting import Meeting
+from treepack._src.processes.meeting import Meeting
 
 # The seconds between looks of process 0 at its clock, about.
 _LOOK_S = 1.0

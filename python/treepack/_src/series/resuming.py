@@ -7,9 +7,9 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from treepack._src.interop.meeting import Meeting
 from treepack._src.options import ChoiceOptions
 from treepack._src.printable import warn
+from treepack._src.processes.meeting import Meeting
 from treepack._src.runs.checkpoints import Checkpoints
 from treepack._src.runs.contents import Contents
 from treepack._src.series.fast import Fast

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 from treepack._src.elsewhere import Advising
-from treepack._src.interop.meeting import Meeting
 from treepack._src.options import (
     TIMEOUT_S,
     ChoiceOptions,
@@ -21,6 +20,7 @@ from treepack._src.options import (
     takes,
 )
 from treepack._src.printable import warn
+from treepack._src.processes.meeting import Meeting
 from treepack._src.runs.checkpoints import Checkpoints
 from treepack._src.runs.contents import Contents
 from treepack._src.saving.background import Saving

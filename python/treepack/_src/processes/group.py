@@ -292,6 +292,10 @@ class Group:
             number = _others_rounds.leave(self)
             _others_rounds.take(number)
             self._folder = str(number)
+        self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """Sends the error of this process to process 0; for other processes."""
         self.tell(Message(error=text_of(error)), waits=False)
 
     def tell(self, message: Message, *, waits: bool = True) -> None:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from treepack._src.interop import jax as _jax
-from treepack._src.interop.group import Group, Message, text_of
-from treepack._src.interop.preemption import Preemption
+from treepack._src.processes.group import Group, Message, text_of
+from treepack._src.processes.preemption import Preemption
 from treepack.errors import CorruptionError, OthersError
 
 T = TypeVar("T")
