@@ -544,7 +544,7 @@ class Manifest:
         `None` as `array_of`, and for dtypes that NumPy lacks.
 
         Raises:
-          DecodeError: A ValueError. If the shards would not have one shape.
+          DecodeError: A ValueError. If the shards do not form a grid.
         """
 
 @final
@@ -583,7 +583,7 @@ _BoxBounds = Sequence[tuple[int, int, int]]
 
 @final
 class ShardGrid:
-    """The division of an array into shards of one shape.
+    """The division of an array into shards of one shape; the last of a dimension may be shorter.
 
     The shards have numbers; the last dimension varies fastest.
     """
@@ -592,7 +592,7 @@ class ShardGrid:
         """Takes the shape of the array, and the number of shards in each dimension.
 
         Raises:
-          ValueError: If the shards would not have one shape.
+          ValueError: If shards would be empty.
         """
 
     def __len__(self) -> int: ...

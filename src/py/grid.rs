@@ -1,4 +1,4 @@
-//! Arrays divided into shards of one shape.
+//! Arrays divided into shards.
 
 use std::ops::Range;
 
@@ -26,7 +26,7 @@ impl ShardGrid {
     #[new]
     fn new(shape: Vec<usize>, counts: Vec<usize>) -> PyResult<Self> {
         let grid = array::ShardGrid::new(&shape, &counts);
-        let error = || PyValueError::new_err("the shards of the array do not have one shape");
+        let error = || PyValueError::new_err("shards of the array would be empty");
         grid.map(Self).ok_or_else(error)
     }
 

@@ -23,9 +23,8 @@ pub struct ShardedArray {
     place: ManifestPlace,
     /// Whether its one shard has no key of its own.
     is_unnamed: bool,
-    kind: LeafKind,
+    dtype: String,
     itemsize: usize,
-    shard_bytes: usize,
 }
 
 /// An array: the manifest's catalog, and a leaf number. A copied key could be long, and above many
@@ -59,7 +58,7 @@ impl From<Error> for Failed {
 
 impl ShardedArray {
     /// An array of this shape that is divided as the manifest says. A host array in one shard has no
-    /// key above it. `None` if its shards would not have one shape.
+    /// key above it. `None` if the shards do not form a grid.
     pub fn new(
         division: &Grid,
         shape: &[usize],
@@ -78,17 +77,18 @@ impl ShardedArray {
         let Some(grid) = grid.filter(|grid| grid.len() == division.files.len()) else {
             return Ok(None);
         };
-        let shape = grow::collect(grid.shard_shape().map(|len| len as u64))?;
-        let times = |bytes: usize, len: usize| bytes.checked_mul(len);
-        let bytes = grid.shard_shape().try_fold(itemsize, times);
+        let times = |bytes: usize, len: &usize| bytes.checked_mul(*len);
+        shape
+            .iter()
+            .try_fold(itemsize, times)
+            .ok_or(Error::OutOfMemory)?;
         Ok(Some(Self {
             grid,
             files: division.files.clone(),
             place,
             is_unnamed,
-            kind: LeafKind::Array(dtype, shape),
+            dtype,
             itemsize,
-            shard_bytes: bytes.ok_or(Error::OutOfMemory)?,
         }))
     }
 
@@ -135,10 +135,19 @@ impl ShardedArray {
             self.grid.write_name(shard, name)?;
             catalog.find(around, [name.as_str()], watch)?
         };
+        let shape = self.grid.shape_of(shard);
+        let nbytes = self.itemsize * shape.iter().product::<usize>();
         Ok(candidate.filter(|value| {
             catalog.leaf(*value).is_some_and(|leaf| {
                 let place = catalog.place(leaf);
-                *catalog.kind(leaf) == self.kind && place.end - place.start >= self.shard_bytes
+                let is_kind = match catalog.kind(leaf) {
+                    LeafKind::Array(dtype, dims) => {
+                        *dtype == self.dtype
+                            && shape.iter().map(|len| *len as u64).eq(dims.iter().copied())
+                    }
+                    _ => false,
+                };
+                is_kind && place.end - place.start >= nbytes
             })
         }))
     }
@@ -293,7 +302,6 @@ mod tests {
     }
 
     fn file_of(grid: &ShardGrid, shape: &[usize], shards: &[usize], but: Option<usize>) -> Vec<u8> {
-        let shard_shape: Vec<usize> = grid.shard_shape().collect();
         let mut encoder = Encoder::<Vec<u8>>::indexed(
             Framing {
                 align: Alignment::new(64).unwrap(),
@@ -316,7 +324,7 @@ mod tests {
             let data = bytes(&elements(shape, &places));
             let array = Array {
                 code: EXT_NDARRAY,
-                shape: &shard_shape,
+                shape: &grid.shape_of(shard),
                 dtype: "uint16",
                 itemsize: 2,
             };
@@ -466,7 +474,7 @@ mod tests {
         assert_eq!(find(&[6], "uint16", 2, &KEYS), None);
         assert_eq!(find(&[4], "uint16", 2, &["params"]), None);
         assert_eq!(find(&[4], "uint16", 2, &["params", "v"]), None);
-        for (shape, files) in [(4, &[0][..]), (5, &[0, 0])] {
+        for (shape, files) in [(4, &[0][..]), (1, &[0, 0])] {
             let division = division(&[2], files);
             let array = ShardedArray::new(&division, &[shape], place(&[]), "uint16".into(), 2);
             assert!(array.unwrap().is_none());

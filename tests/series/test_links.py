@@ -498,9 +498,11 @@ def test_an_array_that_changes_during_a_save_is_written_as_its_digest_says(
         check(run, step, {"w": np.full(20_000, value, float)})
 
 
-@pytest.mark.parametrize("kind", ["numpy", "jax", "mesh"])
+@pytest.mark.parametrize(
+    ("kind", "rows"), [("numpy", 1000), ("jax", 1000), ("mesh", 1000), ("numpy", 1009)]
+)
 def test_only_blocks_of_rows_that_changed_are_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, rows: int
 ) -> None:
     monkeypatch.setattr(sharded, "BLOCK_BYTES", 4000)
     mesh = jax.make_mesh((2, 2), ("x", "y"))
@@ -509,13 +511,13 @@ def test_only_blocks_of_rows_that_changed_are_written(
         "jax": jnp.asarray,
         "mesh": lambda array: jax.device_put(array, NamedSharding(mesh, P("x", "y"))),
     }[kind]
-    buffer, rng = np.zeros((1000, 50), np.float32), np.random.default_rng(0)
+    buffer, rng = np.zeros((rows, 50), np.float32), np.random.default_rng(0)
     template = {"buffer": convert(buffer), "at": 0}
     run = Series(tmp_path, unchanged="link", keep=Keep(last=2, every=10))
     saved, at = {}, 0
     for step in range(40):
-        rows = np.arange(at, at + 10) % len(buffer)
-        buffer[rows] = rng.standard_normal((10, 50), np.float32)
+        new = np.arange(at, at + 10) % len(buffer)
+        buffer[new] = rng.standard_normal((10, 50), np.float32)
         at = (at + 10) % 950  # also across the end
         saved[step] = buffer.copy()
         run.save(step, {"buffer": convert(buffer), "at": at}, background=step % 3 == 1)
@@ -538,7 +540,7 @@ def test_only_blocks_of_rows_that_changed_are_written(
         assert type(treepack.load(run.path(step))["buffer"]) is type(template["buffer"])
         with treepack.open(run.path(step)) as file:
             assert np.array_equal(file["buffer"][7:993:11, 3:44], saved[step][7:993:11, 3:44])
-    across = NamedSharding(mesh, P("y", "x"))
+    across = NamedSharding(mesh, P(None if rows % 2 else "y", "x"))
     loaded = treepack.load(run.path(step), {"buffer": template["buffer"], "at": 0}, sharding=across)
     assert same(loaded, tree)
     (Path(run.path(step)) / shards.MANIFEST).unlink()
@@ -555,8 +557,8 @@ def test_only_blocks_of_rows_that_changed_are_written(
         ((4, 250, 10), (1, 1, 2), (4, 1, 2)),
         ((3, 4, 5000), (1, 1, 1), (3, 4, 5)),
         ((50, 10), (1, 1), (1, 1)),
-        ((1009, 10), (1, 1), (1, 1)),  # a prime number of rows
-        ((2 * 1009, 10), (1, 1), (1, 1)),
+        ((1009, 10), (1, 1), (10, 1)),  # a prime number of rows
+        ((2 * 1009, 10), (2, 1), (2, 1)),  # blocks would not end where the shards do
         ((1009, 1000), (1, 1), (1009, 1)),
     ],
 )

@@ -1,4 +1,5 @@
-//! Divides an array into equal shards and finds those that overlap a box.
+//! Divides an array into shards of one shape, of which the last of a dimension may be shorter, and
+//! finds those that overlap a box.
 
 use std::fmt::Write as _;
 use std::ops::Range;
@@ -6,11 +7,18 @@ use std::ops::Range;
 use super::runs::{Bounds, Runs};
 use crate::Result;
 
-/// A grid of equal shards in C order.
+/// A grid of shards in C order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardGrid {
-    /// The number of shards and their size in each dimension.
-    dims: Vec<(usize, usize)>,
+    dims: Vec<Dim>,
+}
+
+/// A dimension of `len` elements, in `count` shards of `size` elements; the last may be shorter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Dim {
+    len: usize,
+    count: usize,
+    size: usize,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,22 +29,26 @@ pub struct ShardPart {
 }
 
 impl ShardGrid {
-    /// Divides `shape` into `counts` shards per dimension; `None` if their shapes would differ.
+    /// Divides `shape` into `counts` shards per dimension; `None` if some would be empty.
     pub fn new(shape: &[usize], counts: &[usize]) -> Option<Self> {
-        let is_even = |(len, count): (&usize, &usize)| *count > 0 && len.is_multiple_of(*count);
-        if shape.len() != counts.len() || !shape.iter().zip(counts).all(is_even) {
+        if shape.len() != counts.len() || counts.contains(&0) {
             return None;
         }
         counts
             .iter()
             .try_fold(1_usize, |all, count| all.checked_mul(*count))?;
-        let dims = shape.iter().zip(counts);
-        let dims = dims.map(|(len, count)| (*count, len / count)).collect();
-        Some(Self { dims })
+        let dims = shape.iter().zip(counts).map(|(&len, &count)| {
+            let size = len.div_ceil(count);
+            let is_full = len == 0 || len.div_ceil(size) == count;
+            is_full.then_some(Dim { len, count, size })
+        });
+        Some(Self {
+            dims: dims.collect::<Option<_>>()?,
+        })
     }
 
     pub fn len(&self) -> usize {
-        self.dims.iter().map(|(count, _)| count).product()
+        self.dims.iter().map(|dim| dim.count).product()
     }
 
     pub fn shard_at(&self, start: &[usize]) -> Option<usize> {
@@ -44,9 +56,9 @@ impl ShardGrid {
             return None;
         }
         let mut dims = self.dims.iter().zip(start);
-        dims.try_fold(0, |shard, (&(count, size), &start)| {
-            let at = start.checked_div(size).unwrap_or(0);
-            (at < count && at * size == start).then_some(shard * count + at)
+        dims.try_fold(0, |shard, (dim, &start)| {
+            let at = start.checked_div(dim.size).unwrap_or(0);
+            (at < dim.count && at * dim.size == start).then_some(shard * dim.count + at)
         })
     }
 
@@ -55,10 +67,10 @@ impl ShardGrid {
             return None;
         }
         let mut bounds = vec![0..0; self.dims.len()];
-        for (bounds, (count, size)) in bounds.iter_mut().zip(&self.dims).rev() {
-            let start = shard % count * size;
-            *bounds = start..start + size;
-            shard /= count;
+        for (bounds, dim) in bounds.iter_mut().zip(&self.dims).rev() {
+            let start = shard % dim.count * dim.size;
+            *bounds = start..dim.len.min(start + dim.size);
+            shard /= dim.count;
         }
         Some(bounds)
     }
@@ -91,21 +103,23 @@ impl ShardGrid {
         Ok(())
     }
 
-    pub fn shard_shape(&self) -> impl Iterator<Item = usize> + '_ {
-        self.dims.iter().map(|(_, size)| *size)
+    /// # Panics
+    /// If the shard does not exist.
+    pub fn shape_of(&self, shard: usize) -> Vec<usize> {
+        let bounds = self.bounds(shard).expect("the shard exists");
+        bounds.into_iter().map(|range| range.len()).collect()
     }
 
     /// The parts of a box in each shard; `None` if the box exceeds the array.
     pub fn parts(&self, bounds: &[Bounds]) -> Option<ShardParts> {
-        let is_in =
-            |((count, size), bounds): (&(usize, usize), &Bounds)| bounds.are_in(count * size);
+        let is_in = |(dim, bounds): (&Dim, &Bounds)| bounds.are_in(dim.len);
         if bounds.len() != self.dims.len() || !self.dims.iter().zip(bounds).all(is_in) {
             return None;
         }
         let dims = self.dims.iter().zip(bounds);
-        let dims = dims.map(|(&(count, size), &bounds)| Cut {
-            count,
-            size,
+        let dims = dims.map(|(dim, &bounds)| Cut {
+            count: dim.count,
+            size: dim.size,
             bounds,
         });
         Some(ShardParts {
@@ -125,7 +139,7 @@ impl ShardGrid {
         strides: &[usize],
     ) -> Option<(usize, Runs)> {
         assert_eq!(part.local.len(), self.dims.len());
-        let shape: Vec<usize> = self.shard_shape().collect();
+        let shape = self.shape_of(part.shard);
         let runs = Runs::new(&shape, itemsize, &part.local, strides)?;
         let mut starts = part.target.iter().zip(strides);
         let start = starts.try_fold(0_usize, |sum, (target, stride)| {
@@ -223,8 +237,13 @@ pub(crate) mod tests {
     use proptest::prelude::*;
 
     pub(crate) fn boxes() -> impl Strategy<Value = (Vec<usize>, Vec<usize>, Vec<Bounds>)> {
-        let dim = (1usize..4, 0usize..5).prop_flat_map(|(count, size)| {
-            let len = count * size;
+        let dim = (1usize..4, 0usize..5, 0usize..4).prop_flat_map(|(count, size, less)| {
+            let len = (count * size).saturating_sub(less.min(size.saturating_sub(1)));
+            let count = if len == 0 {
+                count
+            } else {
+                len.div_ceil(len.div_ceil(count))
+            };
             (0..=len, 1usize..4, 0usize..12).prop_map(move |(start, step, most)| {
                 let count_of = most.min((len - start).div_ceil(step));
                 let bounds = Bounds {
@@ -277,7 +296,7 @@ pub(crate) mod tests {
     ) -> Vec<(usize, Vec<Vec<usize>>)> {
         let mut shards = vec![(0, vec![])];
         for ((len, count), bounds) in shape.iter().zip(counts).zip(bounds) {
-            let size = len / count;
+            let size = len.div_ceil(*count);
             let mut pieces: Vec<(usize, Vec<usize>)> = Vec::new();
             for index in &indices(&[*bounds])[0] {
                 match pieces.last_mut() {
@@ -348,9 +367,13 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn uneven_grids_and_missing_shards_are_rejected() {
+    fn empty_and_missing_shards_are_rejected() {
         assert!(ShardGrid::new(&[4, 6], &[2]).is_none());
         assert!(ShardGrid::new(&[4, 6], &[3, 2]).is_none());
+        assert!(ShardGrid::new(&[5], &[4]).is_none());
+        let uneven = ShardGrid::new(&[5], &[3]).unwrap();
+        assert_eq!(uneven.bounds(2), Some(vec![4..5]));
+        assert_eq!((uneven.shape_of(1), uneven.shape_of(2)), (vec![2], vec![1]));
         assert!(ShardGrid::new(&[4, 6], &[0, 2]).is_none());
         assert!(ShardGrid::new(&[0, 0], &[1 << 40, 1 << 40]).is_none());
         let grid = ShardGrid::new(&[4, 6], &[2, 3]).unwrap();

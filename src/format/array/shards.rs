@@ -39,7 +39,8 @@ impl<M: AsRaw> Sharded<M> {
         let nbytes = part.iter().product::<usize>() * itemsize;
         let fits = |(number, shard): (usize, &Shard<M>)| {
             grid.shard_at(&shard.start) == Some(number)
-                && grid.shard_shape().eq(shard.shape.iter().copied())
+                && shard.shape == part
+                && grid.shape_of(number) == part
                 && shard.memory.as_raw().len() == nbytes
         };
         if shards.len() != grid.len() || !shards.iter().enumerate().all(fits) {

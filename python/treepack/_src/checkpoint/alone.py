@@ -43,6 +43,28 @@ class _Shard(NamedTuple):
     shape: tuple[int, ...]
     place: tuple[tuple[int, int], ...] | None
 
+    def is_cell(self, part: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+        """Returns whether it is of an array of this shape in such parts, the last ones shorter."""
+        if self.place is None:
+            return self.shape == shape
+        return len(self.place) == len(shape) and all(
+            start % max(1, size) == 0 and stop == min(start + size, length)
+            for (start, stop), size, length in zip(self.place, part, shape, strict=True)
+        )
+
+    def fits(self, other: _Shard) -> bool:
+        """Returns whether both may be of one array: of one shape, or shorter at its end."""
+        if self.dtype != other.dtype or len(self.place or ()) != len(other.place or ()):
+            return False
+        if self.place is None or other.place is None:
+            return self.place is other.place and self.shape == other.shape
+        return all(
+            mine == its or (start if mine < its else its_start) % max(mine, its) == 0
+            for (start, _), (its_start, _), mine, its in zip(
+                self.place, other.place, self.shape, other.shape, strict=True
+            )
+        )
+
 
 class _Array(Computed):
     """An array in shards."""
@@ -57,9 +79,14 @@ class _Array(Computed):
         shape = first.shape if last.place is None else tuple(stop for _, stop in last.place)
         dtype = _dtypes.resolve(first.dtype.encode())
         places = {shard.place for shard in shards}
-        if dtype is None or len(places) < len(shards) or len({_kind(each) for each in shards}) > 1:
+        is_grid = all(
+            shard.dtype == first.dtype and shard.is_cell(first.shape, shape) for shard in shards
+        )
+        if dtype is None or len(places) < len(shards) or not is_grid:
             raise CorruptionError(f"{_paths.text(parts)} has shards of different arrays")
-        self.counts = [size // max(1, part) for size, part in zip(shape, first.shape, strict=True)]
+        self.counts = [
+            math.ceil(size / max(1, part)) for size, part in zip(shape, first.shape, strict=True)
+        ]
         if math.prod(self.counts) != len(shards):
             raise CorruptionError(f"{_paths.text(parts)} lacks shards")
         self.parts, self.shards, self._files = parts, shards, files
@@ -74,10 +101,6 @@ class _Array(Computed):
             file.compare(shard.value, [*self.parts])
             array[(*index, ...)] = file.leaf(shard.value, [*self.parts])
         return array.reshape(-1)[start:stop]
-
-
-def _kind(shard: _Shard) -> tuple[str, tuple[int, ...], bool]:
-    return shard.dtype, shard.shape, shard.place is None
 
 
 class ShardsReader(ShardedReader):
@@ -198,14 +221,12 @@ def _newest(shards: list[_Shard], ages: list[int]) -> list[_Shard]:
     `ages` has the number of the save of each file.
     """
     last = max(ages[shard.file] for shard in shards)
-    kinds = {_kind(shard) for shard in shards if ages[shard.file] == last}
+    latest = next(shard for shard in shards if ages[shard.file] == last)
     newest: dict[Any, int] = defaultdict(int)
     for shard in shards:
         newest[shard.place] = max(newest[shard.place], ages[shard.file])
     return [
-        shard
-        for shard in shards
-        if _kind(shard) in kinds and ages[shard.file] == newest[shard.place]
+        shard for shard in shards if shard.fits(latest) and ages[shard.file] == newest[shard.place]
     ]
 
 

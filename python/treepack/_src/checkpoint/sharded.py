@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import math
 import os
 import zlib
 from collections import defaultdict
@@ -387,7 +388,7 @@ class ShardedReader(Files):
         if tuple(counts[:last]) != array.shape[:last]:
             return None
         files, cells = array.files(), core.ShardGrid(array.shape, counts)
-        whole, nbytes = bytes(DIGEST_BYTES), array.nbytes // len(files)
+        whole, itemsize = bytes(DIGEST_BYTES), array.nbytes // max(1, array.size)
         for cell, file in enumerate(files):
             name = [] if is_host and len(files) == 1 else [cells.name(cell)]
             if file not in self._digests:
@@ -395,7 +396,8 @@ class ShardedReader(Files):
             digest = self._digests[file].get(_paths.text([*array.parts, *name]))
             if digest is None:
                 return None
-            whole = core.join_digests(whole, digest, nbytes)
+            elements = math.prod(end - start for start, end in cells.bounds(cell))
+            whole = core.join_digests(whole, digest, elements * itemsize)
         return whole
 
     def compare(self, value: int, parts: list[str]) -> None:

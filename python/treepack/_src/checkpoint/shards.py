@@ -166,7 +166,8 @@ def _in_blocks(
 ) -> tuple[tuple[int, ...], _Holders]:
     """Divides shards into blocks of rows of one size, which are contiguous in memory.
 
-    A shard with no such blocks of a quarter to four times the size stays whole.
+    The last block of a dimension that has no shards may be shorter. In others, a shard without such
+    blocks of a quarter to four times the size stays whole.
 
     Args:
       shape: The shape of the array.
@@ -185,6 +186,10 @@ def _in_blocks(
         if row > block:
             each[axis], nbytes = size, row
             continue
+        if counts[axis] == 1:
+            rows = math.ceil(size / max(1, round(nbytes / block)))
+            each[axis] = math.ceil(size / rows)
+            break
         divisors = (rows for low in range(1, math.isqrt(size) + 1) for rows in (low, size // low))
         fitting = [rows for rows in divisors if size % rows == 0 and rows * row <= 4 * block]
         rows = min(fitting, key=lambda rows: abs(math.log(rows * row / block)))
@@ -193,7 +198,7 @@ def _in_blocks(
         break
     cells = core.ShardGrid(shape, counts)
     fine = [count * more for count, more in zip(counts, each, strict=True)]
-    step = [size // count for size, count in zip(shape, fine, strict=True)]
+    step = [-(-size // count) for size, count in zip(shape, fine, strict=True)]
     places = itertools.product(*(range(0, size, n) for size, n in zip(shape, step, strict=True)))
     corners = ([at - at % n for at, n in zip(place, part, strict=True)] for place in places)
     return tuple(fine), _shared(tuple(holders[cells.shard_at(corner)] for corner in corners))
