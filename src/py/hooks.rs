@@ -41,10 +41,9 @@ hooks! {
     resolve_sharding,
     /// `abstract_array(shape, dtype, weak_type, sharding) -> jax.ShapeDtypeStruct`.
     abstract_array,
-    /// `unwrap_key(key) -> (impl, data)`.
-    unwrap_key,
-    /// `wrap_key(impl, data) -> key`.
-    wrap_key,
+    /// `Key(impl, data)`, of typed PRNG keys, which `Key.of(array)` returns; `.wrapped()` is the
+    /// array, or `None`; `.restored()` is the array, or its state.
+    key,
     /// `expand(node) -> (state, final)`.
     expand,
     /// `fixed_fields(node) -> FixedFields | None`.

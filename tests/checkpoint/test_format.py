@@ -111,6 +111,18 @@ def test_it_reads_all_kinds(tmp_path: Path, reader: dict[str, Any], how: Any) ->
     assert reader["typed"](msgpack.unpackb(file.record["metadata"])) == METADATA
 
 
+def test_it_reads_linked_blocks_of_rows(
+    tmp_path: Path, reader: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("treepack._src.saving.sharded.BLOCK_BYTES", 4000)
+    run = treepack.Series(tmp_path, unchanged="link")
+    saved = {"buffer": np.zeros((1009, 50), np.float32), "few": np.arange(3)}
+    for step in range(2):
+        saved["buffer"][400 * step] = step
+        run.save(step, saved)
+    same(reader["read"](Path(run.path(1))).tree(), saved)
+
+
 def test_it_reads_numbers_of_many_blocks(tmp_path: Path, reader: dict[str, Any]) -> None:
     normal = np.random.default_rng(0).normal(0, 0.02, 1 << 18)
     large = {name: normal.astype(name) for name in ("bfloat16", "float32", "float64", "int32")}

@@ -16,7 +16,7 @@ from treepack._src.paths import Trail as trail  # noqa: N813
 from treepack._src.printable import printable
 from treepack._src.pytree.leaves import Transfer as transfer  # noqa: N813
 from treepack._src.pytree.leaves import abstract_array, classify, explain, is_abstract_array
-from treepack._src.pytree.prng import unwrap_key, wrap_key
+from treepack._src.pytree.prng import Key as key  # noqa: N813
 from treepack._src.pytree.state_dict import expand
 from treepack._src.registry.fixed_fields import fixed_fields
 from treepack._src.registry.inert import is_key

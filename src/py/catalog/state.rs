@@ -1,5 +1,6 @@
 //! Reads leaves, and states of containers.
 
+use pyo3::intern;
 use pyo3::prelude::*;
 use smallvec::SmallVec;
 
@@ -12,7 +13,6 @@ use super::super::options::Int;
 use super::file::Catalog;
 use crate::format::array::MAX_NDIM;
 use crate::format::structure::LeafKind;
-use crate::format::wire::PRNG_MARKER;
 use crate::grammar::events::no_dtype;
 use crate::{Error, base::source, catalog};
 
@@ -89,15 +89,8 @@ impl Catalog {
             return Ok(Some(array));
         };
         let name = new_string(py, name.as_bytes())?;
-        let key = hooks.wrap_key.bind(py).call1((&name, &array))?;
-        if !key.is_none() {
-            return Ok(Some(key));
-        }
-        // The PRNG implementation is unknown.
-        let dict = new_dict(py)?;
-        dict.set_item(PRNG_MARKER, name)?;
-        dict.set_item("data", array)?;
-        Ok(Some(dict.into_any()))
+        let key = hooks.key.bind(py).call1((&name, &array))?;
+        key.call_method0(intern!(py, "restored")).map(Some)
     }
 
     /// `marks` are the selected leaves, or `None` for all; `absent` takes the place of others.

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyTuple};
 use smallvec::SmallVec;
@@ -325,7 +326,8 @@ impl<'py> Objects<'_, 'py> {
     fn prng_key(&mut self, dict: Bound<'py, PyDict>) -> Built<'py> {
         let name = dict.get_item(wire::PRNG_MARKER)?;
         if let (Some(name), Some(data)) = (name, dict.get_item("data")?) {
-            let key = self.hooks.wrap_key.bind(self.py).call1((name, data))?;
+            let key = self.hooks.key.bind(self.py).call1((name, data))?;
+            let key = key.call_method0(intern!(self.py, "wrapped"))?;
             if !key.is_none() {
                 return Ok(key);
             }

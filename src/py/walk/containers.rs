@@ -343,7 +343,11 @@ impl<'py> Walk<'py> {
 
     #[inline(never)]
     fn prng_key(&mut self, value: &Bound<'py, PyAny>) -> Walked {
-        let answer = self.hooks.unwrap_key.bind(self.py).call1((value,))?;
+        let answer = self
+            .hooks
+            .key
+            .bind(self.py)
+            .call_method1(intern!(self.py, "of"), (value,))?;
         let (name, data): (Bound<'py, PyString>, Bound<'py, PyAny>) = answer.extract()?;
         self.split(value)?;
         self.out.prng_key(name.to_str()?)?;

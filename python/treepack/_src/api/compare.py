@@ -21,7 +21,7 @@ from treepack._src.mapping.leaves import Leaf
 from treepack._src.options import check
 from treepack._src.paths import Room, join, parts, text
 from treepack._src.printable import MOST_ROWS, count_text, kind_text, path_end, printable
-from treepack._src.pytree.prng import is_key, key_text, on_host
+from treepack._src.pytree.prng import Key
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import is_source
 
@@ -245,9 +245,9 @@ def _apart(distance: Apart) -> str:
 
 
 def _equal(left: Any, right: Any) -> bool:
-    if is_key(left) and is_key(right):
-        (name, left), (other_name, right) = on_host(left), on_host(right)
-        return name == other_name and bool(np.array_equal(left, right))
+    one, other = Key.of(left), Key.of(right)
+    if one is not None and other is not None:
+        return one.impl == other.impl and bool(np.array_equal(one.on_host(), other.on_host()))
     if isinstance(left, np.ndarray):  # read whole, since its header has no shape
         return left.dtype == right.dtype and bool(np.array_equal(left, right))
     if isinstance(left, dict):  # a PRNG key that this process cannot make
@@ -258,12 +258,13 @@ def _equal(left: Any, right: Any) -> bool:
 def _kind(leaf: Any) -> str:
     if isinstance(leaf, LazyArray):
         return kind_text(("array", _dtypes.shown(leaf.dtype), leaf.shape))
-    return key_text(leaf.dtype) if is_key(leaf) else type(leaf).__name__
+    key = Key.of(leaf)
+    return type(leaf).__name__ if key is None else key.text
 
 
 def _text(leaf: Any) -> str:
-    if is_key(leaf):
-        return f"{_kind(leaf)} {on_host(leaf)[1].tolist()!s:.40}"
+    if (key := Key.of(leaf)) is not None:
+        return f"{key.text} {key.on_host().tolist()!s:.40}"
     return _kind(leaf) if isinstance(leaf, LazyArray) else f"{leaf!r:.40}"
 
 

@@ -19,7 +19,7 @@ from treepack._src.checkpoint.sharded import unless_replaced
 from treepack._src.elsewhere import Advising, advised
 from treepack._src.options import StorageOptions
 from treepack._src.printable import printable, shortened
-from treepack._src.pytree.prng import MARKER, is_key, on_host
+from treepack._src.pytree.prng import Key
 from treepack._src.saving.layout import Encoding
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Opened, is_source
@@ -192,14 +192,11 @@ def _parts(leaf: Any) -> tuple[bytes, LazyArray | bytes]:
     """Returns the first bytes of a leaf that its digest covers, and the array or bytes after."""
     if isinstance(leaf, LazyArray):
         return _head(leaf), leaf
-    impl = None
-    if is_key(leaf):
-        impl, leaf = on_host(leaf)
-    elif isinstance(leaf, dict) and MARKER in leaf:  # an implementation that JAX lacks here
-        impl, leaf = leaf[MARKER], leaf["data"]
-    if impl is not None or isinstance(leaf, (np.ndarray, np.generic)):
-        data = core.lay_raw(b"", [np.asarray(leaf)], snapshot=False).to_bytes(threads=None)
-        return (f"key<{impl}>".encode() if impl else b"") + _head(np.asarray(leaf)), data
+    key = Key.of(leaf) or Key.of_state(leaf)  # a state: of a key that JAX lacks here
+    if key is not None or isinstance(leaf, (np.ndarray, np.generic)):
+        array = np.asarray(leaf) if key is None else key.on_host()
+        data = core.lay_raw(b"", [array], snapshot=False).to_bytes(threads=None)
+        return (b"" if key is None else key.text.encode()) + _head(array), data
     return b"value\0", core.encode_value(leaf)
 
 

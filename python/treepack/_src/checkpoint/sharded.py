@@ -38,7 +38,7 @@ from treepack._src.checkpoint.shards import (
 )
 from treepack._src.forks import Locked
 from treepack._src.options import Reading, Status, Tell, tell_from
-from treepack._src.pytree.prng import MARKER, wrap_key
+from treepack._src.pytree.prng import Key
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Opened
 from treepack._src.storage.fetch import fetching
@@ -410,9 +410,7 @@ class ShardedReader(Files):
         data = self.array(value, parts, kind)
         if not isinstance(data, ShardedArray):
             return super().prng_key(value, parts, kind)
-        array = np.asarray(data)
-        key = wrap_key(kind[1], array)
-        return {MARKER: kind[1], "data": array} if key is None else key
+        return Key(kind[1], np.asarray(data)).restored()
 
     def read(
         self, place: Place, reading: Reading, marks: core.Marks | None, stays: StayLazy | None

@@ -9,7 +9,7 @@ import numpy as np
 from treepack._src import paths as _paths
 from treepack._src.mapping.sizes import Shape
 from treepack._src.printable import printable
-from treepack._src.pytree.prng import is_key, on_host
+from treepack._src.pytree.prng import Key
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.restore.compare import signature
 from treepack.errors import TreepackError
@@ -40,10 +40,15 @@ class Leaf(NamedTuple):
 
 def check_equal(path: str, one: Any, other: Any) -> None:
     """Raises a TreepackError if two leaves of a tree, which are one in the file, differ."""
-    one, other = (on_host(leaf) if is_key(leaf) else (None, leaf) for leaf in (one, other))
-    arrays = [np.asarray(leaf) for _, leaf in (one, other)]
-    pairs = zip((one, other), arrays, strict=True)
-    kinds = [(impl, array.dtype, array.shape) for (impl, _), array in pairs]
+    keys = [Key.of(leaf) for leaf in (one, other)]
+    arrays = [
+        np.asarray(leaf) if key is None else key.on_host()
+        for key, leaf in zip(keys, (one, other), strict=True)
+    ]
+    kinds = [
+        (key and key.impl, array.dtype, array.shape)
+        for key, array in zip(keys, arrays, strict=True)
+    ]
     if kinds[0] != kinds[1] or arrays[0].tobytes() != arrays[1].tobytes():
         raise TreepackError(
             f"two leaves of the tree are {printable(path)} in the file, and differ: tie them, or "

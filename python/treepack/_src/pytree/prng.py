@@ -7,7 +7,8 @@ name of its implementation and its `jax.random.key_data`.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from treepack._src.interop import jax as _jax
 if TYPE_CHECKING:
     import jax
 
-MARKER = "__prng_key__"
+_MARKER = "__prng_key__"
 
 
 def is_key(value: object) -> bool:
@@ -33,24 +34,76 @@ def is_key_like(value: object) -> bool:
     return bool(jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key))  # type: ignore[attr-defined]
 
 
-def unwrap_key(key: jax.Array) -> tuple[str, jax.Array]:
-    """Returns the name of the implementation of a key array, and its data.
+class Key(NamedTuple):
+    """The parts of a typed PRNG key array.
 
-    Raises:
-      TypeError: If the implementation has no name.
+    Attributes:
+      impl: The name of its implementation.
+      data: Its `jax.random.key_data`, uint32.
     """
-    import jax
 
-    impl = jax.random.key_impl(key)
-    if not isinstance(impl, str):
-        raise TypeError(f"cannot serialize a PRNG key of the unnamed implementation {impl!r}")
-    return impl, jax.random.key_data(key)
+    impl: str
+    data: Any
 
+    @classmethod
+    def of(cls, value: Any) -> Key | None:
+        """Takes a key array apart; `None` for other values.
 
-def on_host(key: jax.Array) -> tuple[str, np.ndarray]:
-    """Returns the parts of a key array as `unwrap_key` does, with the data in host memory."""
-    impl, data = unwrap_key(key)
-    return impl, _jax.on_host(data)
+        Raises:
+          TypeError: If the implementation has no name.
+        """
+        if not is_key(value):
+            return None
+        import jax
+
+        impl = jax.random.key_impl(value)
+        if not isinstance(impl, str):
+            raise TypeError(f"cannot serialize a PRNG key of the unnamed implementation {impl!r}")
+        return cls(impl, jax.random.key_data(value))
+
+    @classmethod
+    def of_state(cls, state: Any) -> Key | None:
+        """Takes apart a state that `wrapped` may turn into a key array."""
+        if not isinstance(state, Mapping) or _MARKER not in state:
+            return None
+        return cls(state[_MARKER], state.get("data"))
+
+    @property
+    def text(self) -> str:
+        return f"key<{self.impl}>"
+
+    def on_host(self) -> np.ndarray:
+        """Returns the data in host memory."""
+        return _jax.on_host(self.data)
+
+    def wrapped(self) -> jax.Array | jax.ShapeDtypeStruct | None:
+        """Returns the key array; `None` if the parts are invalid, or JAX is not installed."""
+        impl, data = self
+        if not isinstance(impl, str) or getattr(data, "dtype", None) != np.uint32:
+            return None
+        try:
+            import jax
+        except ImportError:
+            return None
+        if isinstance(data, jax.ShapeDtypeStruct):
+            return _abstract(impl, data.shape)
+        try:
+            # A copy, because JAX may keep the memory, which may be a buffer of the program.
+            copied = np.array(data)
+            form = _implementation(impl) if _wrapped.get(impl, 0) >= _FEW else None
+            with _jax.explicit():
+                if form is not None and copied.shape == form[1]:
+                    copied = _identity()(copied)
+                key: jax.Array = jax.random.wrap_key_data(copied, impl=impl)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            return None
+        _wrapped[impl] = _wrapped.get(impl, 0) + 1
+        return key
+
+    def restored(self) -> Any:
+        """Returns the key array, or its state if JAX lacks the implementation."""
+        key = self.wrapped()
+        return {_MARKER: self.impl, "data": self.data} if key is None else key
 
 
 def key_text(dtype: Any) -> str:
@@ -59,34 +112,6 @@ def key_text(dtype: Any) -> str:
         if (form := _implementation(impl)) is not None and form[0] == dtype:
             return f"key<{impl}>"
     return str(dtype)
-
-
-def wrap_key(impl: Any, data: Any) -> jax.Array | jax.ShapeDtypeStruct | None:
-    """Builds a key array from the parts that `unwrap_key` returns.
-
-    Returns:
-      The key array; `None` if the parts are invalid, or JAX is not installed.
-    """
-    if not isinstance(impl, str) or getattr(data, "dtype", None) != np.uint32:
-        return None
-    try:
-        import jax
-    except ImportError:
-        return None
-    if isinstance(data, jax.ShapeDtypeStruct):
-        return _abstract(impl, data.shape)
-    try:
-        # A copy, because JAX may keep the memory, which may be a buffer of the program.
-        copied = np.array(data)
-        form = _implementation(impl) if _wrapped.get(impl, 0) >= _FEW else None
-        with _jax.explicit():
-            if form is not None and copied.shape == form[1]:
-                copied = _identity()(copied)
-            key: jax.Array = jax.random.wrap_key_data(copied, impl=impl)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return None
-    _wrapped[impl] = _wrapped.get(impl, 0) + 1
-    return key
 
 
 # The number of wrapped key arrays, by implementation.

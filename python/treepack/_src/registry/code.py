@@ -26,7 +26,7 @@ from treepack._src.interop.libraries import PLAIN_BYTES, is_marker, library_at, 
 from treepack._src.interop.modules import has_array_protocol, instance_of
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.pytree.leaves import classify
-from treepack._src.pytree.prng import is_key
+from treepack._src.pytree.prng import is_key_like
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.registry.definitions import attributes, slots_of
 from treepack._src.registry.fields import fields_of
@@ -223,7 +223,7 @@ def _is_array(value: Any) -> bool:
     """Returns whether a value is an array of any library, not a number."""
     if type(value) in _PLAIN or isinstance(value, (type, np.generic)):
         return False
-    if is_key(value):
-        return True
     known = isinstance(value, np.ndarray) or _jax.is_array(value)
+    if known and is_key_like(value):
+        return True
     return (known or has_array_protocol(value)) and getattr(value, "ndim", 1) != 0

@@ -28,7 +28,7 @@ from treepack._src.printable import printable
 from treepack._src.pytree.containers import NodeKind
 from treepack._src.pytree.handlers import foreign_path, overridden
 from treepack._src.pytree.kinds import Pruned, kind_of
-from treepack._src.pytree.prng import MARKER, is_key_like, wrap_key
+from treepack._src.pytree.prng import Key, is_key_like
 from treepack._src.pytree.state_dict import leaves_of, map_leaves, to_state_dict
 from treepack._src.restore.compare import NOTHING, described, difference, is_opaque, signature
 from treepack._src.restore.hints import level_of
@@ -494,9 +494,10 @@ def _restore_leaf(target: Any, state: Any, name: str, restore: Restore) -> Any:
         return restore.keep(target, name)
     if type(state) is dict and not state and is_opaque(target):
         return target  # it was left out: code, or an object that cannot be stored
-    if isinstance(state, Mapping) and MARKER in state and is_key_like(target):
-        key = wrap_key(state[MARKER], state.get("data"))
-        state = state if key is None else key
+    if isinstance(state, Mapping) and is_key_like(target):
+        key = Key.of_state(state)
+        wrapped = None if key is None else key.wrapped()
+        state = state if wrapped is None else wrapped
     texts = difference(target, state, restore.strict, cast=restore.reading.casts)
     if texts is not None:
         restore.note(name, *texts)

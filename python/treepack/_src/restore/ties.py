@@ -13,7 +13,7 @@ from treepack._src.interop import flax
 from treepack._src.interop import jax as _jax
 from treepack._src.paths import Trail
 from treepack._src.pytree.kinds import kind_of
-from treepack._src.pytree.prng import is_key_like, unwrap_key
+from treepack._src.pytree.prng import Key
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.pytree.ties import shareable, tied, ties_of
 from treepack._src.restore.compare import NODE_OF, VALUES_OF, signature
@@ -165,10 +165,11 @@ def _same(one: Any, other: Any) -> bool:
     """Returns whether two leaves have the same bits, as far as this process has them."""
     if one is other:
         return True
-    if is_key_like(one) and is_key_like(other):
-        (name, one), (same, other) = unwrap_key(one), unwrap_key(other)
-        if name != same:
+    key, other_key = Key.of(one), Key.of(other)
+    if key is not None and other_key is not None:
+        if key.impl != other_key.impl:
             return False
+        one, other = key.data, other_key.data
     if signature(one) is None or signature(one) != signature(other):
         return signature(one) == signature(other) and bool(one == other)
     pairs = zip(_on_host(one), _on_host(other), strict=True)

@@ -25,7 +25,7 @@ from treepack._src.formats.orbax import item as _orbax
 from treepack._src.options import Reading
 from treepack._src.printable import printable
 from treepack._src.pytree.kinds import kind_of
-from treepack._src.pytree.prng import wrap_key
+from treepack._src.pytree.prng import Key
 from treepack._src.pytree.references import reference_text
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Opened
@@ -198,7 +198,7 @@ def _small(item: _orbax.Item, leaf: _orbax.Leaf, data: np.ndarray) -> Any:
     impl = item.keys.get(leaf.name)
     if impl is None:
         return data.item()
-    key = wrap_key(impl, data)
+    key = Key(impl, data).wrapped()
     if key is None:
         raise DecodeError(
             f"the PRNG key has the implementation {printable(impl)}, which JAX lacks, or JAX is "
