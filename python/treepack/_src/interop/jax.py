@@ -10,11 +10,12 @@ from contextvars import ContextVar
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from treepack._src.interop.modules import found_at, imported, instance_of
 
 if TYPE_CHECKING:
     import jax
-    import numpy as np
 
 
 def needed(reason: str, instead: str = "") -> Any:
@@ -49,8 +50,6 @@ def explicit() -> Iterator[None]:
 
 
 def on_host(array: Any) -> np.ndarray:
-    import numpy as np
-
     with explicit() if is_array(array) else contextlib.nullcontext():
         return np.asarray(array)
 
@@ -153,7 +152,7 @@ def is_traceable(value: object) -> bool:
 
 def is_extended(dtype: object) -> bool:
     """Returns whether only JAX has a dtype, such as the dtype of PRNG keys."""
-    jax = imported("jax")
+    jax = None if isinstance(dtype, np.dtype) else imported("jax")
     return jax is not None and bool(jax.numpy.issubdtype(dtype, jax.dtypes.extended))
 
 

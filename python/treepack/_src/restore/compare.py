@@ -132,10 +132,10 @@ def difference(
     """
     if not strict or (isinstance(target, type) and not _is_dtype(target)):
         return None
-    found = signature(state)
-    if found is not None and (_is_dtype(target) or any(is_one(target) for is_one in _PLACES)):
+    found, expected = signature(state), signature(target)
+    is_alone = found is not None and expected is None
+    if is_alone and (_is_dtype(target) or any(is_one(target) for is_one in _PLACES)):
         return described(target), described(state)
-    expected = signature(target)
     if expected is not None and expected.dtype == np.dtype(object):
         return None
     if expected is not None and found is not None:
