@@ -548,6 +548,31 @@ def test_only_blocks_of_rows_that_changed_are_written(
         assert np.array_equal(file["buffer"][:], saved[step])
 
 
+def test_without_a_file_and_the_manifest_no_replaced_shard_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The earlier file still has it, and the lost one had the current one."""
+    monkeypatch.setattr(sharded, "BLOCK_BYTES", 4000)
+    buffer, other = np.zeros((500, 50), np.float32), np.zeros(2000, np.float32)
+    run = Series(tmp_path / "run", unchanged="link")
+    for step in range(3):
+        buffer[100 * step] = other[:] = step + 1
+        run.save(step, {"buffer": buffer, "other": other})
+    copy = tmp_path / "copy"
+    shutil.copytree(run.path(2), copy)
+    (copy / shards.MANIFEST).unlink()
+    with treepack.open(copy, salvage=True) as file:
+        assert same(dict(file.leaves()), {"buffer": buffer, "other": other})
+    middle = {*files(run, 1)} & {*files(run, 2)} - {*files(run, 0)}
+    assert middle
+    for name in middle:  # it has the blocks that changed at step 1
+        (copy / name).unlink()
+    with treepack.open(copy, salvage=True) as file:
+        assert "is missing" in str(file.damage)
+        assert [path for path, _ in file.leaves()] == ["other"]
+        assert np.array_equal(file["other"][:], other)
+
+
 @pytest.mark.parametrize(
     ("shape", "sharding", "expected"),
     [

@@ -126,14 +126,16 @@ class ShardsReader(ShardedReader):
             try:
                 self._opened[name] = self._open(name)
             except TreepackError as error:
+                self._missing.append(name)
                 self._lost.append(f"{name}: {error}")
         files = [*self._opened.values()]
         shards: dict[tuple[str, ...], list[_Shard]] = defaultdict(list)
+        ages = [ShardFile(file.catalog).about.get("age", 0) for file in files]
+        first = self._first_certain(dict(zip(self._opened, ages, strict=True)))
         for number, file in enumerate(files):
-            for parts, shard in _shards_in(number, file):
+            for parts, shard in _shards_in(number, file) if ages[number] >= first else ():
                 shards[parts].append(shard)
         tree: dict[str, Any] = {}
-        ages = [ShardFile(file.catalog).about.get("age", 0) for file in files]
         for parts, all_shards in shards.items():
             array_shards = _newest(all_shards, ages)
             try:
@@ -147,8 +149,7 @@ class ShardsReader(ShardedReader):
             tree = tree[""]  # the tree is an array
         if not tree:
             raise CorruptionError("; ".join([*self._lost, "no shard is intact"]))
-        if len(self._lost) > 1:
-            self._lost.append("arrays may lack their last shards")
+        self._lost.append("if files are lost, too, arrays may lack their last shards")
         layout = layout_of(tree, None, hollow=True)
         splits: list[tuple[list[int], int, int, bool]] = []
         holders: list[list[list[int]]] = []
@@ -163,6 +164,20 @@ class ShardsReader(ShardedReader):
         ]
         data = core.Manifest.planned(layout, plan).with_files([rows[at] for at in plan.processes])
         return data, core.Manifest.decode(data)
+
+    def _first_certain(self, ages: dict[str, int]) -> int:
+        """Returns the number of the first save whose shards no lost shard of a later one replaced.
+
+        `ages` has the number of the save of each open file.
+        """
+        by_save = {save_of(name): age for name, age in ages.items()}
+        last = max(ages.values(), default=0)
+        damaged = [name for name, file in self._opened.items() if file.damage is not None]
+        doubted = [by_save.get(save_of(name), last) for name in (*self._missing, *damaged)]
+        first = max(doubted, default=0)
+        if any(age < first for age in ages.values()):
+            self._lost.append("of files of earlier saves, it is unknown which leaves are current")
+        return first
 
     def _names(self) -> list[str]:
         """Returns the files of the save to which the manifest belonged."""
@@ -187,7 +202,8 @@ class ShardsReader(ShardedReader):
             )
         save = Counter(named_saves).most_common(1)[0][0] if named_saves else "".join(saves)
         expected = {name for name in named if name.startswith(save)} | links[save]
-        self._lost += [f"{name} is missing" for name in sorted(expected.difference(there))]
+        self._missing = sorted(expected.difference(there))
+        self._lost += [f"{name} is missing" for name in self._missing]
         return [name for name in there if name.startswith(save) or name in links[save]]
 
     def _links(self, name: str) -> set[str]:
