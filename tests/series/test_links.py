@@ -553,7 +553,7 @@ def test_without_a_file_and_the_manifest_no_replaced_shard_is_read(
 ) -> None:
     """The earlier file still has it, and the lost one had the current one."""
     monkeypatch.setattr(sharded, "BLOCK_BYTES", 4000)
-    buffer, other = np.zeros((500, 50), np.float32), np.zeros(2000, np.float32)
+    buffer, other = np.zeros((500, 50), np.float32), np.zeros(600, np.float32)
     run = Series(tmp_path / "run", unchanged="link")
     for step in range(3):
         buffer[100 * step] = other[:] = step + 1
