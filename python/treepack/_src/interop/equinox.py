@@ -18,7 +18,7 @@ _is_module_type = subclass_of("equinox", "Module")
 def static_names(nodetype: type) -> list[str] | None:
     """Returns the names of the static data in the auxdata of an equinox module, or `None`.
 
-    The first name is not a field: it marks fields without a value.
+    The first is not a field: it marks fields without a value.
     """
     if not _is_module_type(nodetype):
         return None
@@ -27,7 +27,6 @@ def static_names(nodetype: type) -> list[str] | None:
 
 
 def missing() -> Any:
-    """Returns the object that marks missing fields in the static data of modules, or `None`."""
     equinox = imported("equinox")
     return None if equinox is None else _missing(equinox)
 

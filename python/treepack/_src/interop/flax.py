@@ -25,8 +25,7 @@ is_graph_definition = instance_of("flax.nnx", "GraphDef")
 def static_names(nodetype: type, auxdata: tuple[Any, ...]) -> tuple[str, ...] | None:
     """Returns the names of the static attributes in the auxdata of an nnx module, or `None`.
 
-    The auxdata are the names of the children, the names of the static attributes, and these
-    attributes.
+    The auxdata are the names of the children, of the static attributes, and these attributes.
     """
     if not _is_nnx_type(nodetype):
         return None
@@ -37,7 +36,7 @@ def static_names(nodetype: type, auxdata: tuple[Any, ...]) -> tuple[str, ...] | 
 
 
 def is_graph_node_type(ty: type) -> bool:
-    """Returns whether a type is of modules or variables of nnx, which its graph may share."""
+    """Returns whether a type is of modules or variables, which the graph of nnx may share."""
     return _is_nnx_type(ty) or _is_variable_type(ty) or is_hijax_variable_type(ty)
 
 
@@ -54,7 +53,6 @@ is_frozen_dict = instance_of("flax.core", "FrozenDict")
 
 
 def hashable_mapping() -> Any:
-    """Returns the mapping type in static data of nnx modules, or `None`."""
     for name in ("flax.typing", "flax.nnx.graph"):  # the second before 0.12.3
         mapping = getattr(imported(name), "HashableMapping", None)
         if mapping is not None:
@@ -63,7 +61,6 @@ def hashable_mapping() -> Any:
 
 
 def is_mapping_type(ty: type) -> bool:
-    """Returns whether a type is one of flax's immutable mappings."""
     frozen = getattr(imported("flax.core"), "FrozenDict", None)
     return ty is not type(None) and ty in (frozen, hashable_mapping())
 
@@ -74,10 +71,7 @@ def error_type(ours: type[Exception], name: str) -> type[Exception]:
 
 
 class Patch:
-    """Replaces functions of `flax.serialization` on construction.
-
-    As a context manager, it restores the original functions on exit.
-    """
+    """Replaces functions of `flax.serialization` on construction, until `undo` or the exit."""
 
     def __init__(self, functions: Mapping[str, Callable[..., Any]]):
         from flax import serialization
@@ -88,7 +82,6 @@ class Patch:
             setattr(serialization, name, function)
 
     def undo(self) -> None:
-        """Restores the original functions."""
         for name, function in self._before.items():
             setattr(self._module, name, function)
 

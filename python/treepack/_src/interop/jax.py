@@ -19,12 +19,7 @@ if TYPE_CHECKING:
 
 
 def needed(reason: str, instead: str = "") -> Any:
-    """Imports jax.
-
-    Raises:
-      ImportError: If jax is not installed; the message begins with the reason, and names what to
-        do instead.
-    """
+    """Imports jax, or raises an ImportError that begins with the reason, and names the remedy."""
     try:
         import jax
     except ImportError as error:
@@ -35,10 +30,9 @@ def needed(reason: str, instead: str = "") -> Any:
 
 @contextlib.contextmanager
 def explicit() -> Iterator[None]:
-    """Gives a context whose transfers `jax.transfer_guard` takes for explicit ones.
+    """Makes transfers explicit for `jax.transfer_guard`, as with `jax.device_put`.
 
-    Who saves or loads asks for them, as with `jax.device_put` and `jax.device_get`. Guards against
-    explicit transfers stay.
+    Guards against explicit transfers stay.
     """
     import jax
 
@@ -55,14 +49,14 @@ def on_host(array: Any) -> np.ndarray:
 
 
 def fetched(value: Any) -> Any:
-    """Returns a JAX array in host memory; keys and other values as they are."""
+    """Returns a JAX array in host memory; keys and other values unchanged."""
     return on_host(value) if is_array(value) and not is_extended(value.dtype) else value
 
 
 def like(array: np.ndarray) -> Any:
-    """Converts an array to a JAX array, unless JAX lacks its dtype or is not installed.
+    """Converts an array to a JAX array, which may share its memory.
 
-    JAX may keep its memory.
+    Returns it unchanged if JAX lacks its dtype or is not installed.
     """
     try:
         import jax
@@ -76,8 +70,8 @@ def like(array: np.ndarray) -> Any:
 def weak(array: jax.Array) -> jax.Array:
     """Returns an array with a weak dtype and the same memory, if JAX has such arrays.
 
-    Only dtypes of Python's numbers can be weak. Other arrays are returned unchanged, and so are
-    arrays of several processes.
+    Only dtypes of Python's numbers can be weak. Other arrays, and arrays of several processes, are
+    returned unchanged.
     """
     from jax.dtypes import canonicalize_dtype
 
@@ -115,7 +109,6 @@ def without_start() -> Iterator[None]:
 
 
 def devices() -> Sequence[Any]:
-    """Returns the devices of all processes; see `without_start`."""
     import jax
 
     bridge: Any = imported("jax._src.xla_bridge")  # has no public name
@@ -134,7 +127,6 @@ is_tracer = instance_of("jax.core", "Tracer")
 
 
 def is_abstract(value: object) -> bool:
-    """Returns whether a value is a JAX array or a `ShapeDtypeStruct`."""
     jax = imported("jax")
     return jax is not None and isinstance(value, (jax.Array, jax.ShapeDtypeStruct))
 
@@ -157,10 +149,7 @@ def is_extended(dtype: object) -> bool:
 
 
 def processes() -> tuple[int, int, Any]:
-    """Returns the index of this process, the number of processes, and the client of their store.
-
-    They are from `jax.distributed`, where the client has no public name.
-    """
+    """Returns the index of this process, the number of processes, and the client of their store."""
     jax = imported("jax")
     if jax is None or not jax.distributed.is_initialized():
         return 0, 1, None
@@ -168,7 +157,6 @@ def processes() -> tuple[int, int, Any]:
 
 
 def client() -> Any:
-    """Returns the client of the key-value store of `jax.distributed`, or `None`."""
     distributed = imported("jax._src.distributed")
     return None if distributed is None else distributed.global_state.client
 
@@ -213,13 +201,11 @@ is_partial = instance_of("jax.tree_util", "Partial")
 
 
 def partial_function(partial: Any) -> Any:
-    """Returns the function of a `Partial`, unwrapped if it is a partial of a partial."""
     function = partial.func
     return function.fun if type(function).__name__ == "_HashableCallableShim" else function
 
 
 def is_of_nn(value: object) -> bool:
-    """Returns whether a value is a function of `jax.nn`."""
     name = getattr(value, "__name__", None) if callable(value) else None
     return isinstance(name, str) and found_at("jax.nn", name) is value
 
@@ -229,7 +215,6 @@ is_treedef = instance_of("jax.tree_util", "PyTreeDef")
 
 
 def is_node_type(ty: type) -> bool:
-    """Returns whether a type is in JAX's pytree registry."""
     if imported("jax") is None:
         return False
     from jax.tree_util import default_registry
@@ -250,7 +235,7 @@ _kept: list[Any] = []
 
 
 def retire(probe: Any) -> None:
-    """Prevents `__del__` of a type from running on an object that was made without `__init__`."""
+    """Prevents the `__del__` of a type from running on an object without `__init__`."""
     if not hasattr(type(probe), "__del__"):
         return
     try:
@@ -264,10 +249,7 @@ def is_namedtuple(ty: type) -> bool:
 
 
 def is_plain_namedtuple(ty: Any) -> bool:
-    """Returns whether a type is a namedtuple that JAX flattens to its fields, as by default.
-
-    A registration may change that.
-    """
+    """Returns whether a namedtuple type has no other registration with JAX."""
     if not is_namedtuple(ty):
         return False
     if imported("jax") is None:
@@ -295,7 +277,6 @@ def children(node: Any) -> Sequence[Any]:
 
 
 def treedef_with(ty: type, auxdata: Any, children: Sequence[Any]) -> jax.tree_util.PyTreeDef:
-    """Returns the treedef of a node from the treedefs of its children."""
     from jax.tree_util import default_registry
 
     treedef: jax.tree_util.PyTreeDef = _treedef_maker()(default_registry, (ty, auxdata), children)

@@ -20,7 +20,6 @@ def library_at(path: str) -> str | None:
 
 
 def library_of_type(ty: type) -> str | None:
-    """Returns the known library that defines a type, or `None`."""
     return library_at(str(ty.__module__))
 
 

@@ -1,8 +1,7 @@
 """Looks up names in modules of other libraries without importing them.
 
-Each module of this package supports one library. Unless the program has imported that library, no
-value can have a type of it. Private names are looked up in one place; if a name is missing, the
-features that need it are off.
+Unless the program has imported a library, no value can have a type of it. Private names are looked
+up in one place; if a name is missing, the features that need it are off.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any, TypeVar
 
 
 def imported(name: str) -> ModuleType | None:
-    """Returns a module if the program has completely imported it, or `None`."""
+    """Returns a module if the program has completely imported it."""
     module = sys.modules.get(name)
     if module is None:
         return None
@@ -24,10 +23,7 @@ def imported(name: str) -> ModuleType | None:
 
 
 def found_at(module: str, name: str) -> Any:
-    """Returns the attribute of an imported module, or `None`.
-
-    Does not call the module's `__getattr__`.
-    """
+    """Returns the attribute of an imported module, or `None`, without `__getattr__`."""
     return vars(imported(module) or object).get(name)
 
 
@@ -42,7 +38,7 @@ def instance_of(module: str, name: str) -> Callable[[object], bool]:
 
 
 def subclass_of(module: str, name: str) -> Callable[[type], bool]:
-    """Returns an `issubclass` check for a class of a module that may not be imported."""
+    """Like `instance_of`, for `issubclass`."""
 
     def is_subclass(ty: type) -> bool:
         base = getattr(imported(module), name, None)

@@ -1,7 +1,6 @@
 """Supports other msgpack extension types than flax's: large integers, types of other programs.
 
-Types of other programs become objects of msgpack for Python, or a tuple of the same fields if that
-package is not installed.
+The latter become objects of msgpack for Python, or tuples if that package is not installed.
 """
 
 from __future__ import annotations
@@ -33,18 +32,12 @@ _local = _Local()
 
 
 class ExtType(NamedTuple):
-    """An extension value, if `msgpack.ExtType` is unavailable."""
-
     code: int
     data: bytes
 
 
 def make(code: int, data: bytes) -> Any:
-    """Returns the object for an extension value.
-
-    Raises:
-      ValueError: If msgpack does not allow such a value.
-    """
+    """Returns the object for an extension value; a ValueError if msgpack does not allow it."""
     if code == ORBAX_TUPLE_CODE:
         items = _tuple(data)
         if items is not None:
@@ -60,7 +53,7 @@ def make(code: int, data: bytes) -> Any:
 
 
 def decode_error(theirs: str, *arguments: Any) -> DecodeError:
-    """Returns an error that is also an error of msgpack, if the program has imported msgpack."""
+    """Returns an error that is also msgpack's, if the program has imported msgpack."""
     return error_class(DecodeError, "msgpack.exceptions", theirs)(*arguments)
 
 

@@ -59,7 +59,6 @@ def resolve(mesh: list[tuple[str, int, bool]], spec: list[list[str]], memory: li
 
 
 def _device(mesh: Any) -> Any:
-    """Returns a device of this process from a mesh."""
     import jax
 
     return jax.local_devices(backend=mesh.devices.flat[0].platform)[0]
@@ -68,7 +67,7 @@ def _device(mesh: Any) -> Any:
 def _mesh(axes: list[tuple[str, int, bool]]) -> Any:
     """Returns the current mesh if it has these axes, or a mesh of the present devices.
 
-    That mesh has all devices of all processes, or else of this process. `None` if there are too few
+    That has all devices of all processes, or else of this process. `None` if there are too few
     devices, or one is enough.
     """
     import jax

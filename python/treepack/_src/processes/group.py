@@ -6,8 +6,8 @@
     process 0        commits ──▶ end, or an error ──▶ all
 
 Processes that load agree in the same way before each batch of arrays is sent over the devices
-(`checkpoint/replicas.py`). Messages use the key-value store of `jax.distributed`, which needs no
-devices and therefore works in the background.
+(`checkpoint/replicas.py`). Messages use the key-value store of `jax.distributed`, which works
+without devices, so in the background.
 """
 
 from __future__ import annotations
@@ -83,10 +83,8 @@ class _Rounds:
     """Matches the saves of another process with rounds of process 0; either may miss some.
 
     Concurrent saves take rounds in the order of their calls, regardless of which thread receives an
-    announcement.
-
-    A thread of its own makes each change, since a signal handler that interrupted it in the main
-    thread might wait for a save that needs the lock.
+    announcement. A separate thread makes each change: a signal handler that interrupted it in the
+    main thread might wait for a save that needs the lock.
     """
 
     def __init__(self) -> None:
@@ -107,7 +105,6 @@ class _Rounds:
         return task.result()
 
     def join(self, group: Group) -> None:
-        """Adds the newest save."""
         call, groups = next(self._calls), self._groups
         groups[call] = weakref.ref(group, lambda _: groups.pop(call, None))
 
@@ -130,7 +127,6 @@ class _Rounds:
         return next(free)
 
     def take(self, number: int) -> None:
-        """Ends a round for this process."""
         self._locked(lambda: self._take(number))
 
     def _take(self, number: int) -> None:
@@ -143,7 +139,7 @@ class _Rounds:
         """Assigns a round to the save of its step, or to the first save if either has no step.
 
         Process 0 missed the saves of lower steps, unless the round `has_ended`: then process 0 went
-        back. If only saves of higher steps are left, the next round is received. If no save is
+        back. If only saves of higher steps are left, the next round is received; if no save is
         left, the round waits for a later call.
         """
         self._locked(lambda: self._announced(number, step, text, has_ended=has_ended))
@@ -198,7 +194,7 @@ class Group:
         """Begins a round of messages.
 
         Args:
-          timeout: The maximum time in seconds that process 0 waits for the others.
+          timeout: The time in seconds that process 0 waits for the others.
           step: The step of a save: processes that missed saves meet at the next one.
           members: The processes, in order; `None` for all.
           folder: The folder of this round's messages in the store. `None` counts rounds in process
@@ -227,7 +223,6 @@ class Group:
             _others_rounds.join(self)
 
     def further(self) -> Group:
-        """Returns another round of the same processes, after this one has ended."""
         return Group(self._timeout, step=self.step, folder=f"{self._folder}/more", call=self._call)
 
     def announce(self, text: str) -> None:
@@ -235,11 +230,7 @@ class Group:
         self._tell("name", json.dumps([self.step, text]))
 
     def announced(self) -> str:
-        """Waits for the announcement of process 0.
-
-        Raises:
-          TreepackError: If process 0 already saves a later step.
-        """
+        """Waits for process 0; raises a TreepackError if that already saves a later step."""
         given = self._folder  # another thread may let it meet a later round while this one hears
         try:
             while self._announced is None and self.passed is None:
@@ -273,17 +264,14 @@ class Group:
         return True
 
     def meet(self, number: int, text: str) -> None:
-        """Takes part in a round of process 0 with this announcement."""
         self._folder, self._announced = str(number), text
 
     def skip(self, number: int, step: int | None) -> None:
-        """Sends process 0 an error: this process skips a round."""
         error = f"it missed step {step}, and already saves step {self.step}. Save that step next"
         message = {self.index: Message(error=error)}
         self._tell(f"done/{self.index}", _encoded(message, is_all=False), str(number))
 
     def abandon(self, error: BaseException) -> None:
-        """Sends the error of this process to all others, so that none waits for it."""
         if self.index == 0:
             self.announce("")
             self.end(error)
@@ -314,7 +302,6 @@ class Group:
         self._tell(f"done/{self.index}", _encoded(heard, is_all=waits))
 
     def gather(self) -> Messages:
-        """Waits for all others; for process 0."""
         until = time.monotonic() + self._timeout
         messages = self._hear_group(0, until)
         for first in range(self._size, self.count, self._size):
@@ -329,11 +316,9 @@ class Group:
         return messages
 
     def forget(self, folder: str) -> None:
-        """Deletes the messages in a folder, which no process waits for any more; for process 0."""
         self._client.key_value_delete(f"treepack/{folder}/")
 
     def _hear_group(self, first: int, until: float) -> Messages:
-        """Waits for all processes of a group except its first."""
         messages: Messages = {}
         for index in range(first + 1, min(first + self._size, self.count)):
             messages |= self._hear_about(index, until)[0]
@@ -347,10 +332,7 @@ class Group:
             return {index: Message(error=error.text)}, False
 
     def end(self, error: BaseException | None = None) -> None:
-        """Sends all others the outcome, success or an error; for process 0.
-
-        Only the first call counts.
-        """
+        """Sends all others success or an error; for process 0. Only the first call counts."""
         if self._has_ended:
             return
         self._has_ended = True
@@ -359,17 +341,12 @@ class Group:
         self._tell("end", "" if error is None else str(error))
 
     def failed(self, errors: Sequence[str]) -> OthersError:
-        """Returns one error for the errors of processes; of thousands, most are the same."""
+        """Joins the errors of processes; of thousands, most are the same."""
         more = len(errors) - _MOST_ERRORS
         listed = [*errors[:_MOST_ERRORS], *([f"and {more} more processes"] if more > 0 else [])]
         return OthersError(f"the checkpoint was not {_DONE[self._call]}: {'; '.join(listed)}")
 
     def wait(self) -> None:
-        """Waits for the end.
-
-        Raises:
-          TreepackError: If another process failed.
-        """
         # Longer than process 0, which names the missing processes.
         error = self._hear("end", 0, self._timeout * _LATER)
         if error:
@@ -381,7 +358,6 @@ class Group:
             self._client.key_value_set(place, value or "-")
 
     def _hear(self, key: str, index: int, timeout: float, folder: str | None = None) -> str:
-        """Waits for a message of another process."""
         until = time.monotonic() + timeout
         while True:
             patience = min(_PATIENCE_S, max(until - time.monotonic(), _LEAST_S))
@@ -400,12 +376,6 @@ class Group:
 
 
 class TimedOutError(TreepackError):
-    """Another process does not respond.
-
-    Attributes:
-      text: The error without the number of the process.
-    """
-
     def __init__(self, process: int, timeout: float, call: str):
         self.text = (
             f"did not call {call}, or did not finish, within {timeout:g} s: all processes must "
@@ -433,7 +403,6 @@ _LEAST_GROUP = 16
 
 
 def group_size(count: int) -> int:
-    """Returns the size of groups among `count` processes."""
     return max(_LEAST_GROUP, math.isqrt(count))
 
 

@@ -28,10 +28,10 @@ _left: list[str] = []
 
 
 class Meeting:
-    """The messages of all processes about one call; they are values for JSON.
+    """The messages of all processes about one call, as values for JSON.
 
     Attributes:
-      preemption: Notices SIGTERM, which ends all processes; `None` unless `listen` was called.
+      preemption: Notices SIGTERM, which ends all processes; `None` before `listen`.
     """
 
     def __init__(self, call: str, timeout: float, is_damage: IsError = lambda _: False):
@@ -42,12 +42,10 @@ class Meeting:
 
     @staticmethod
     def processes() -> tuple[int, int]:
-        """Returns the index of this process, and the number of processes."""
         index, count, _ = _jax.processes()
         return index, count
 
     def listen(self) -> Preemption:
-        """Begins to notice SIGTERM; raises the errors of `Preemption`."""
         self.preemption = Preemption()
         return self.preemption
 
@@ -65,7 +63,7 @@ class Meeting:
         return self._group(folder, old)
 
     def share(self, name: str, value: Callable[[], T]) -> T:
-        """Returns the value that process 0 computes, in all processes that ask for this name."""
+        """Returns the value that process 0 computes, in all processes that use this name."""
         group = self._group(self._folder(name))
         if group.index:
             return json.loads(group.announced())  # type: ignore[no-any-return]
@@ -110,11 +108,7 @@ class Meeting:
         return result
 
     def follow(self, work: Callable[[Any], T]) -> tuple[T | None, Any]:
-        """Does the tasks of process 0; returns the last result, and the text that `lead` sends.
-
-        Raises:
-          Exception: If the last task has failed, or process 0 has.
-        """
+        """Does the tasks of process 0; returns the last result, and the text that `lead` sends."""
         mine: T | Exception | None = None
         while True:
             group = self._round()

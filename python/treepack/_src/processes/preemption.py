@@ -20,7 +20,7 @@ class Preemption:
     """Notices the signal until `end`.
 
     Attributes:
-      number: The number of the signal, if it was received.
+      number: The number of the signal, once received.
     """
 
     def __init__(self) -> None:
@@ -47,18 +47,17 @@ class Preemption:
             )
 
     def reach(self, step: int) -> None:
-        """Records that this process reaches a step; several processes call it for each step."""
+        """Must be called by several processes at each step."""
         if not self._is_alone and self.number is None and _jax.is_preempted_at(step):
             self.number = signal.SIGTERM
 
     def end(self) -> None:
-        """Restores the handler that was there before."""
+        """Restores the previous handler."""
         if self._is_alone:
             # A handler that was not installed by Python cannot be restored.
             signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)
 
     def exit(self) -> SystemExit:
-        """Returns a SystemExit with the status of a program that a signal ended."""
         return SystemExit(128 + (self.number or 0))
 
     def _note(self, number: int, frame: FrameType | None) -> None:

@@ -61,7 +61,6 @@ class LoggedFuture(Future[T], metaclass=Completing):
 
     @property
     def has_begun(self) -> bool:
-        """Whether a thread has begun the work, or `give_up` ended it."""
         return bool(self._claims)
 
     @property
@@ -71,7 +70,6 @@ class LoggedFuture(Future[T], metaclass=Completing):
 
     @property
     def has_unretrieved_error(self) -> bool:
-        """Whether it failed and the error was not retrieved."""
         return self._unretrieved is not None and bool(self._unretrieved.alive)
 
     def attempt(self) -> None:
@@ -118,8 +116,8 @@ class LoggedFuture(Future[T], metaclass=Completing):
     def wait(self) -> None:
         """Waits for the end, without retrieving the error, unless it `is_suspended`.
 
-        Begins the work if no thread has: the thread that is about to begin may be the one that a
-        signal handler interrupted to wait here.
+        Begins the work if no thread has: that thread may be the one that a signal handler
+        interrupted.
         """
         if not self.has_begun:
             _start(self)
@@ -127,11 +125,9 @@ class LoggedFuture(Future[T], metaclass=Completing):
             self._end.wait()
 
     def done(self) -> bool:
-        """Returns whether it has ended."""
         return self._end.is_reached
 
     def result(self, timeout: float | None = None) -> T:
-        """Waits for the result."""
         error = self.exception(timeout)
         if error is None:
             return self._value
@@ -141,7 +137,6 @@ class LoggedFuture(Future[T], metaclass=Completing):
             del self, error  # the traceback holds this frame
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Waits for the end, and returns the error, or `None`."""
         if not isinstance(timeout, int | float | None):
             raise TypeError(f"timeout must be a number of seconds or None, got {timeout!r:.100}")
         if not self._end.wait(timeout):
@@ -151,7 +146,6 @@ class LoggedFuture(Future[T], metaclass=Completing):
         return self._error
 
     def _leave(self) -> None:
-        """Ends the future in a forked process, where its thread does not run."""
         future: Any = self
         future._condition = threading.Condition()  # the old lock may be held
         future._waiters, future._done_callbacks = [], []  # the old ones are the parent's
@@ -173,9 +167,9 @@ class Saving(Hinting, LoggedFuture[None]):
     """A save in the background, the result of `save(background=True)`.
 
     It is a `concurrent.futures.Future`: `done()` returns whether the save has ended; `result()`
-    waits for the end and raises the error of the save; `exception()` returns it. In a coroutine of
-    asyncio, `await saving` does as `result()`, and other coroutines go on. The program exits only
-    after the save. An error that is never retrieved is logged.
+    waits for it and raises its error; `exception()` returns the error. In a coroutine of asyncio,
+    `await saving` does as `result()`. The program exits only after the save. An error that is never
+    retrieved is logged.
 
     Attributes:
       path: The path of the save.
@@ -196,10 +190,10 @@ class Saving(Hinting, LoggedFuture[None]):
         self.progress: tuple[int, int] = (0, 0)
 
     def result(self, timeout: float | None = None) -> None:
-        """Waits until the save has ended.
+        """Waits for the end.
 
         Args:
-          timeout: The maximum time in seconds; `None` waits without limit.
+          timeout: The maximum time in seconds; `None` is unlimited.
 
         Raises:
           TimeoutError: If the save takes longer.
@@ -208,11 +202,10 @@ class Saving(Hinting, LoggedFuture[None]):
         super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Waits until the save has ended, and returns its error or `None`."""
+        """Waits for the end, and returns the error or `None`."""
         return super().exception(timeout)
 
     def __await__(self) -> Generator[Any, None, None]:
-        """Waits for the save in a coroutine, as `result`; the loop of asyncio goes on."""
         import asyncio  # takes longer to import than treepack
 
         return asyncio.wrap_future(self).__await__()
@@ -251,7 +244,6 @@ _ends: list[None] = []
 
 
 def _forget() -> None:
-    """Forgets the saves of the parent in a forked process."""
     futures = [*_under_way]
     _under_way.clear()
     for future in futures:
@@ -266,11 +258,7 @@ class OneByOne(Executor):
     """Saves to one path one after another; a signal handler may begin one as well."""
 
     def __init__(self, path: Address | None = None, kind: str = ""):
-        """Objects of one path and `kind` share their order; without a path, it is their own.
-
-        Raises:
-          FileNotFoundError: If the path is relative, and the working directory was removed.
-        """
+        """Objects of one path and `kind` share their order; without a path, it is their own."""
         self._path, self._kind = None if path is None else path.absolute(), kind
         self._place: Hashable = self if path is None else None
 
@@ -290,16 +278,16 @@ class OneByOne(Executor):
         claims: Address | None = None,
         abandon: Callable[[BaseException], object] | None = None,
     ) -> Saving | None:
-        """Calls `write` now, or in a thread, after earlier work.
+        """Calls `write` after earlier work: now, or with `background` in a thread.
 
         Args:
           path: The path of the save.
           write: Writes everything.
           progress: See `save`.
-          background: Whether to call `write` in a thread, and return a `Saving`.
-          claims: The directory that `write` claims, if it does. If this thread has interrupted a
-            save there, which ends only after this, `write` is called now.
-          abandon: Called with the error if no thread can be started; `write` is never called then.
+          background: Whether to return a `Saving`.
+          claims: The directory that `write` claims, if any. If this thread has interrupted a save
+            there, which ends only after this, `write` is called now.
+          abandon: Called with the error, instead of `write`, if no thread can be started.
         """
         if not background:
             self.wait()  # for saves that a signal handler began since the call of `save`
@@ -312,12 +300,7 @@ class OneByOne(Executor):
         return saving
 
     def later(self, path: Address, work: Callable[[Saving], None]) -> Saving:
-        """Begins work in a thread, which there waits for earlier work.
-
-        Args:
-          path: The path for messages.
-          work: The work; called with the result of this method.
-        """
+        """Begins work in a thread, which waits for earlier work; `path` is for messages."""
 
         def write(_: Progress) -> None:
             self.wait(saving)
@@ -328,7 +311,6 @@ class OneByOne(Executor):
         return saving
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> LoggedFuture[T]:
-        """Begins a task as soon as the one before has ended."""
         future = LoggedFuture("a checkpoint in the background", lambda: fn(*args, **kwargs))
         self._begin(future)
         return future
@@ -367,7 +349,6 @@ class OneByOne(Executor):
                 future.wait()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Waits for all tasks."""
         del cancel_futures  # all have begun
         if wait:
             self.wait()
@@ -386,7 +367,6 @@ def _start(future: LoggedFuture[Any]) -> None:
 
 
 def _finish() -> None:
-    """Waits for all saves when the program exits."""
     while _under_way:
         for future in [*_under_way]:
             future.wait()

@@ -20,11 +20,7 @@ from treepack.errors import CorruptionError, TreepackError
 
 
 class FileWrite:
-    """A save to a file; calling it writes the file, once.
-
-    Attributes:
-      leads: Whether this process commits.
-    """
+    """A save to a file; calling it writes the file, once."""
 
     leads = True
 
@@ -33,7 +29,6 @@ class FileWrite:
         self._path, self._writing = path, writing
 
     def abandon(self, error: BaseException) -> None:
-        """Drops the encoding: it will not be written."""
         self._layouts.clear()
 
     def __call__(self, progress: Progress, check: Callable[[], None] | None = None) -> None:
@@ -43,7 +38,6 @@ class FileWrite:
 def encoded(
     path: Address, tree: Any, saved: Saved, writing: Writing, *, snapshot: bool
 ) -> FileWrite | ShardedWrite:
-    """Encodes a tree for a checkpoint; calling the result writes it."""
     kind = ShardedWrite if saved.sharded else FileWrite
     return kind(path, tree, saved, writing, snapshot=snapshot)
 
@@ -63,8 +57,8 @@ def copy_checkpoint(
       target: The path or URL of the copy.
       check: Called before a file gets its name.
       is_directory: Whether it is a directory.
-      earlier: Returns an earlier checkpoint in the store of the copy, or `None`; files of both are
-        linked, not copied. Called only if the checkpoint has files of earlier saves.
+      earlier: Returns an earlier checkpoint in the store of the copy; files of both are linked.
+        Called only if the checkpoint has files of earlier saves.
 
     Raises:
       CorruptionError: If the size of a file differs from the manifest.

@@ -45,7 +45,7 @@ class Salvage(NamedTuple):
 
     Attributes:
       leaves: The number of intact leaves.
-      unchecked: The number of these that have no checksums.
+      unchecked: The number of these without checksums.
       is_damaged: Whether anything is lost or damaged.
       texts: Descriptions of lost leaves and of those that are not verified.
     """
@@ -93,11 +93,7 @@ class Copy(NamedTuple):
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Raises an error with all damaged leaves of the file if one of them is read in a block.
-
-        Raises:
-          CorruptionError: If leaves are damaged.
-        """
+        """If a read in a block fails, raises a CorruptionError with all damaged leaves."""
         try:
             yield
         except (CorruptionError, DecodeError) as error:
@@ -114,7 +110,6 @@ class Copy(NamedTuple):
                 ) from error
 
     def chosen(self, select: Any, exclude: Any) -> Copy:
-        """Returns the selected leaves; see `save`."""
         if select is None and exclude is None:
             return self
         with naming(self.reader.given):
@@ -122,7 +117,7 @@ class Copy(NamedTuple):
         return self._replace(tree=tree, record=None)
 
     def check(self, place: Address) -> None:
-        """Checks that all leaves are there, and that the file may be saved at a place.
+        """Checks that all leaves are intact, and that the file may be saved at a place.
 
         Raises:
           ValueError: If it is the file itself, or its base.
@@ -142,11 +137,7 @@ class Copy(NamedTuple):
                 )
 
     def references(self) -> dict[str, list[str]]:
-        """Returns the paths of references to other files, grouped by a description of their kind.
-
-        Raises:
-          CorruptionError: If a leaf is damaged.
-        """
+        """Returns the paths of references to other files by the description of their kind."""
         paths: dict[str, list[str]] = {}
 
         def look(node: Any, parts: tuple[str, ...]) -> None:
@@ -163,14 +154,13 @@ class Copy(NamedTuple):
         return paths
 
     def cast(self, dtype: np.dtype[Any] | None) -> Copy:
-        """Returns a copy whose float arrays have another dtype, unless it is `None`."""
         return self if dtype is None else self._replace(tree=_cast(self.tree, dtype))
 
     def layout(self, path: Address, writing: Writing) -> core.Layout:
-        """Lays out a file of msgpack in the form that its suffix stands for.
+        """Lays out a file of msgpack in the form of its suffix.
 
-        `.treepack` files have a record, a new one if necessary. `.msgpack` files have none, as flax
-        writes them. Other files have a record if the source has one.
+        `.treepack` files have a record, a new one if necessary; `.msgpack` files have none, as flax
+        writes them; other files have one if the source has.
         """
         is_plain = path.has_flax_suffix  # structs of flax reject unknown keys
         is_ours = path.lower().removesuffix(".gz").endswith(".treepack")
@@ -203,7 +193,7 @@ class Copy(NamedTuple):
 def _read(tree: Tree, place: Place, marks: core.Marks | None = None) -> Copy:
     """Reads the state at a place, or of marked leaves.
 
-    Leaves are compared with their checksums: arrays when they are copied, other leaves now.
+    Arrays are compared with their checksums when they are copied, other leaves now.
     """
 
     def leaf(value: int, parts: list[str]) -> Any:
@@ -232,7 +222,6 @@ _MOST_PATHS = 5
 
 
 def _listed(paths: list[str]) -> str:
-    """Returns the first of these paths as text."""
     more = ", ..." if len(paths) > _MOST_PATHS else ""
     return f"{', '.join(map(printable, paths[:_MOST_PATHS]))}{more}"
 
@@ -268,7 +257,6 @@ def _cast(tree: Any, dtype: np.dtype[Any]) -> Any:
 
 
 def _texts(metadata: Any) -> dict[str, str]:
-    """Returns metadata as a map of strings to strings, with other values as JSON."""
     if not isinstance(metadata, dict) or not all(isinstance(key, str) for key in metadata):
         metadata = {"metadata": metadata}
     return {
@@ -278,11 +266,7 @@ def _texts(metadata: Any) -> dict[str, str]:
 
 
 def _arrays(tree: Any) -> Leaves:
-    """Yields the arrays of a state; numbers become arrays.
-
-    Raises:
-      TreepackError: If there is another leaf.
-    """
+    """Yields the arrays of a state; numbers become arrays, other leaves a TreepackError."""
     for parts, leaf in leaves_of(tree, ()):
         if leaf is None:
             continue
@@ -297,11 +281,7 @@ def _arrays(tree: Any) -> Leaves:
 
 
 def _salvaged(tree: Tree, place: Place, progress: Progress) -> Copy:
-    """Verifies a file that is open for salvage, and reads its intact leaves.
-
-    Raises:
-      NewerVersionError: If a newer version of treepack wrote it.
-    """
+    """Verifies a file that is open for salvage, and reads its intact leaves."""
     reader, catalog = place.reader, place.catalog
     if catalog.is_newer:
         raise NewerVersionError(str(catalog.damage))

@@ -46,25 +46,18 @@ _SHARD_FILE = re.compile(rf"{NAME}|\.({NAME}|(lease|manifest)\.treepack)\.treepa
 
 
 def file_name(name: str, process: int, part: int = 0) -> str:
-    """Returns the name of the file that a process writes during a save.
-
-    A further `part` of its shards has a longer number, which is of no process.
-    """
+    """Returns the name of a shard file; a further `part` has a longer number than any process."""
     number = f"{part:05}" if part else ""
     return f"{name}-{process:05}{number}.treepack"
 
 
 class Names(frozenset[str]):
-    """The names in a directory, which may be of a sharded checkpoint, or of its save."""
-
     @property
     def are_unfinished(self) -> bool:
-        """Whether they are of a save that has not ended."""
         return all(name == LEASE or _SHARD_FILE.fullmatch(name) for name in self)
 
     @property
     def are_sharded(self) -> bool:
-        """Whether they are of a sharded checkpoint."""
         return MANIFEST in self
 
     @property
@@ -79,12 +72,12 @@ class Written(NamedTuple):
 
     Attributes:
       name: Its name.
-      nbytes: Its size in bytes.
+      nbytes: Its size.
       record: The CRC-32 of its record.
       plan: The checksum of its plan.
       others: The name, size and record of each other file with shards of its process.
-      places: The number of the file of each shard of the process, in the order of the plan: 0 for
-        this file, 1 for the first of `others`. Empty if all are in this file.
+      places: The number of the file of each shard, in the order of the plan: 0 for this file, 1
+        for the first of `others`. Empty if all are in this file.
     """
 
     name: str
@@ -102,8 +95,7 @@ _claimed: dict[int, weakref.ref[Directory]] = {}
 def interrupted(path: Address) -> list[Directory]:
     """Returns the claims of a directory by saves that a signal handler in this thread interrupted.
 
-    They continue after the handler's save, which therefore spares their files, and replace its
-    checkpoint.
+    They continue after the handler's save, which spares their files, and replace its checkpoint.
     """
     mine = path.real(), threading.get_ident()
     claims = (claim() for claim in _claimed.copy().values())
@@ -111,7 +103,6 @@ def interrupted(path: Address) -> list[Directory]:
 
 
 def _is_of(name: str, save: str) -> bool:
-    """Returns whether a file, temporary or not, belongs to the save with a name."""
     return name.lstrip(".").startswith(f"{save}-")
 
 
@@ -135,7 +126,6 @@ class Directory(abc.ABC):
 
     @staticmethod
     def at(path: Address) -> Directory:
-        """Returns the directory at a path or URL."""
         return LocalDirectory(path) if path.is_local else RemoteDirectory(path)
 
     def __str__(self) -> str:
@@ -148,7 +138,7 @@ class Directory(abc.ABC):
         """Begins a save with a name; `release` ends it.
 
         Raises:
-          BusyError: If another job is known to save to the directory.
+          BusyError: If another job saves to the directory.
         """
         self._interrupted = interrupted(self._path)
         self._name, self.claimed = name, (self._path.real(), threading.get_ident())
@@ -167,29 +157,23 @@ class Directory(abc.ABC):
         """Keeps other jobs from saving to a local directory, or removing from it.
 
         Yields a function that checks the claim. It waits for other threads of this process, except
-        for one that waits itself: perhaps in a signal handler, for this call.
-
-        Raises:
-          BusyError: If another job holds the lease.
+        for one that waits itself: perhaps in a signal handler, for this call. Raises a BusyError if
+        another job holds the lease.
         """
         yield self.check  # in a store the owner is unknown
 
     def remove(self) -> None:
-        """Removes the directory: from the removal of its manifest on, it is no checkpoint."""
+        """Removes the directory, its manifest first, so that the rest is not a checkpoint."""
         self._path.remove_files([MANIFEST])
         self._path.remove()
 
     @abc.abstractmethod
     def remove_unfinished(self) -> None:
-        """Removes the directory of a killed save as far as possible, unless a job saves to it."""
+        """Removes the directory of a killed save if possible, unless a job saves to it."""
 
     @abc.abstractmethod
     def check(self) -> None:
-        """Checks the claim, if it can be lost before a commit.
-
-        Raises:
-          BusyError: If another job took this process for dead.
-        """
+        """Raises a BusyError if another job took this process for dead."""
 
     def _spares(self, name: str) -> bool:
         """Returns whether a file belongs to a save that this one interrupted."""
@@ -219,50 +203,37 @@ class Directory(abc.ABC):
     def commit(self, manifest: bytes, names: set[str], *, durable: bool) -> None:
         """Replaces the manifest that existed at the claim.
 
-        Args:
-          manifest: The new manifest.
-          names: The result of `names` after all files were written.
-          durable: Whether to wait for the disk.
-
-        Raises:
-          BusyError: If another job replaced it since.
+        `names` are those in the directory after all files were written. Raises a BusyError if
+        another job replaced the manifest since.
         """
 
     def _warn(self, kept: Sequence[str]) -> None:
-        """Warns about old files that remain because they may not be deleted."""
         if kept and not self._name:
             warn_of_kept([self.file(name) for name in kept])
 
     @abc.abstractmethod
     def clean(self) -> None:
-        """Removes the files of uncommitted and replaced saves, as far as possible.
+        """Removes the files of uncommitted and replaced saves if possible.
 
         Files of a job that may be alive stay.
         """
 
     def release(self) -> None:
-        """Ends the claim, so that other jobs may save."""
         self.claimed = None
         _claimed.pop(id(self), None)
 
     def _manifest(self) -> tuple[bytes | None, Any]:
-        """Returns the content of the manifest, and its version, or that it is absent."""
         return (self._path / MANIFEST).versioned()
 
     def names(self) -> set[str]:
         return {entry.name for entry in self._path.entries()}
 
     def look(self, name: str) -> Written:
-        """Reads the end of a file with shards.
-
-        Raises:
-          FileNotFoundError: If it is missing.
-          DecodeError: If it is damaged, or is not a regular file.
-        """
+        """Reads the end of a file with shards; a DecodeError if it is damaged or not regular."""
         return self.read(name)[0]
 
     def read(self, name: str) -> tuple[Written, core.Catalog]:
-        """Reads the end of a file with shards, and its catalog; raises the errors of `look`."""
+        """Like `look`; returns the catalog as well."""
         with naming(self.file(name)):
             parts = Opened.of(self.file(name), regular=True)
             catalog = core.Catalog.open(parts.content, salvage=False)
@@ -290,8 +261,6 @@ def _hash_of(manifest: bytes | None) -> bytes | None:
 
 
 class LocalDirectory(Directory):
-    """A local directory."""
-
     def __init__(self, path: Address):
         super().__init__(path)
         self._lease, self._is_shared = Lease(Path(self._path)), False
@@ -401,8 +370,6 @@ class LocalDirectory(Directory):
 
 
 class RemoteDirectory(Directory):
-    """A directory at a URL."""
-
     def __init__(self, path: Address):
         super().__init__(path)
         self._store, self._place = path.store()
@@ -423,7 +390,7 @@ class RemoteDirectory(Directory):
         return f"{self._place.rstrip('/')}/{name}" if self._place else name
 
     def check(self) -> None:
-        """Does nothing: no claim is held, and the condition in `commit` tells the later job."""
+        """Does nothing: no claim is held, and the condition in `commit` stops the later job."""
 
     def commit(self, manifest: bytes, names: set[str], *, durable: bool) -> None:
         del durable  # stores are always durable
@@ -494,7 +461,6 @@ class RemoteDirectory(Directory):
 
 
 def warn_of_kept(paths: Sequence[Address]) -> None:
-    """Warns about files that could not be deleted after a successful save."""
     more = f" and {len(paths) - _MOST_NAMES} more" if len(paths) > _MOST_NAMES else ""
     warn(
         "the save is complete, but there is no permission to delete the replaced files "
@@ -507,5 +473,4 @@ _MOST_NAMES = 10
 
 
 def writer() -> str:
-    """Describes this process, for manifests."""
     return f"process {os.getpid()} on {socket.gethostname()} at {utc(time.time())}"

@@ -1,8 +1,7 @@
 """Computes the identity of a save, which must be the same in all processes.
 
-Processes that save at different times, such as a process that missed a save, would write rows of
-different steps to one checkpoint. So all processes compare everything that requires no reading of
-shards.
+A process that missed a save would write rows of another step to the checkpoint. So all processes
+compare everything that requires no reading of shards.
 """
 
 from __future__ import annotations
@@ -56,15 +55,14 @@ class Identity(NamedTuple):
     leaves: list[tuple[str, str]]
 
     def summary(self) -> dict[str, Any]:
-        """Returns the part that other processes compare, as JSON values."""
+        """Returns the part that other processes compare, for JSON."""
         return {**self._asdict(), "leaves": []}
 
     def text(self) -> str:
-        """Returns the whole identity as text, for `differences`."""
         return json.dumps(self._asdict())
 
     def is_same(self, other: dict[str, Any]) -> bool:
-        """Returns whether another process has the same identity; `other` is its `summary`."""
+        """Compares it with the `summary` of another process."""
         mine = {**self.summary(), "paths": None}
         return mine == {**other, "paths": None} and _is_one_place(self.paths, other["paths"])
 
@@ -124,13 +122,8 @@ def identity_of(
 ) -> Identity:
     """Returns the identity of a save in this process.
 
-    Args:
-      path: The path of the save.
-      saved: The options of the save.
-      writing: The options of writing.
-      tree: A checksum of the paths, shapes and dtypes of arrays, and of the plan of writers.
-      manifest: The manifest of the tree, without files.
-      arrays: The arrays outside of the manifest.
+    `tree` is the checksum of `Identity.tree`, `manifest` has no files yet, and `arrays` are those
+    outside of it.
     """
     sums = [_checksum(array) for array in arrays]
     options = {
@@ -153,7 +146,6 @@ def identity_of(
 
 
 def _leaf_sums(manifest: core.Manifest, sums: list[str | None]) -> list[tuple[str, str]]:
-    """Returns the paths and checksums of leaves outside of shards."""
     content = manifest.content
     catalog = core.Catalog.open(content, salvage=False)
     leaf_sums = []
@@ -171,7 +163,7 @@ def _leaf_sums(manifest: core.Manifest, sums: list[str | None]) -> list[tuple[st
 
 
 def _checksum(array: Any) -> str | None:
-    """Returns the checksum of an array in memory that must be equal in all processes, or `None`."""
+    """Returns the checksum of an array that must be equal in all processes, or `None`."""
     if isinstance(array, Deferred):
         return None  # it is read only when it is written
     if _jax.is_array(array) and not array.is_fully_addressable:
@@ -192,8 +184,8 @@ def _sum_of(*parts: Buffer) -> str:
 def _is_one_place(mine: list[str], theirs: list[str]) -> bool:
     """Returns whether the paths of two processes may name the same directory.
 
-    A relative path may name one directory even if the working directories differ. If it does not,
-    process 0 does not find the files of the others.
+    Equal relative paths may, even if the working directories differ. If they do not, process 0 does
+    not find the files of the others.
     """
     return mine[0] == theirs[0] or mine[1] == theirs[1]
 

@@ -40,8 +40,8 @@ def base_of(
 
     Raises:
       TreepackError: If it is neither a tree nor one file of treepack or flax; see `not_a_base`.
-      TypeError: If it is a file object, a part of an open file, or several paths, or if it is one
-        leaf, except an array.
+      TypeError: If it is a file object, a part of an open file, several paths, or one leaf, except
+        an array.
     """
     if base is None:
         return None
@@ -100,11 +100,7 @@ def _encoded(metadata: Any) -> bytes:
 
 
 def _plain(value: Any, path: str) -> Any:
-    """Returns a part of metadata with plain values for configurations of unregistered types.
-
-    Raises:
-      TypeError: If a value cannot be stored; the message has its path.
-    """
+    """Replaces configurations of unregistered types in metadata with plain values."""
     try:
         core.encode_value(value)
     except TypeError as error:
@@ -138,15 +134,14 @@ class Encoding(dict[str, Any]):
     chunks: ClassVar[Any]
 
     def plain(self, tree: Any) -> core.Layout:
-        """Lays out a tree of dicts, lists and tuples."""
         chunk = self.chunks.MAX_CHUNK_SIZE
         return core.walk(tree, state_dict=False, max_chunk_size=chunk, **self)
 
     def tree(self, tree: Any, metadata: Any = None, static: Static = "skip-code") -> core.Layout:
         """Lays out a tree with a record of its structure.
 
-        Only files can have an `index`, which finds leaves without reading all headers, and
-        `checksums`.
+        Only files can have `checksums`, and an `index`, which finds leaves without reading all
+        headers.
         """
         left_out = Recorder(static)
         layout = core.walk(
@@ -169,9 +164,8 @@ class Encoding(dict[str, Any]):
     def file(cls, tree: Any, saved: Saved, writing: Writing, **options: Any) -> core.Layout:
         """Lays out a tree for a file, with its structure, an index and checksums.
 
-        With `digests`, also with those of its arrays: of the bytes that are written or, if these
-        are compressed, of the memory now. A `base_name` is the name of the base in the file's
-        directory.
+        With `digests`, also with those of its arrays: of the written bytes or, if these are
+        compressed, of the memory now. `base_name` is the base in the file's directory.
         """
         # The blocks of a compressed file have their own; of a damaged patch, only these tell which
         # leaves are intact.
@@ -187,7 +181,7 @@ class Encoding(dict[str, Any]):
 def state_layout(target: Any, **options: Any) -> core.Layout:
     """Lays out the state of a tree, in flax's form; see `_core.walk` for the options.
 
-    No method of `Encoding`: an object takes a tenth of the time of a small message.
+    Not a method of `Encoding`: an object takes a tenth of the time of a small message.
     """
     return core.walk(
         target,

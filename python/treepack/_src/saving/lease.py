@@ -67,11 +67,7 @@ class _UnknownError(BusyError):
 
 
 class Permit:
-    """Allows a save to complete; always at a URL, where conditions decide.
-
-    Attributes:
-      is_held: Whether this process still has it.
-    """
+    """Allows a save to complete; always at a URL, where conditions decide."""
 
     is_held = True
 
@@ -84,12 +80,7 @@ class Permit:
     def taken(cls, path: Address, name: str) -> Iterator[Permit]:
         """Keeps other jobs from saving to a local directory, which is made; stores have no lease.
 
-        Args:
-          path: The path or URL.
-          name: The name of the save.
-
-        Raises:
-          BusyError: If another job does.
+        Raises a BusyError if another job saves.
         """
         if not path.is_local:
             yield cls()
@@ -105,11 +96,7 @@ class Permit:
             lease.release()
 
     def check(self) -> None:
-        """Checks that this process, or process 0 of its job, still has it.
-
-        Raises:
-          BusyError: If another job took that process for dead.
-        """
+        """Raises a BusyError if another job took this process, or its process 0, for dead."""
         if self._directory is None:
             return
         data = b""
@@ -119,13 +106,10 @@ class Permit:
             raise BusyError(f"the lease of process 0 on {self._directory} is gone: save again")
 
     def commit(self, path: Address, data: bytes, before: Any = None, *, durable: bool) -> None:
-        """Writes the small file that completes a save; see `Store.put`.
+        """Writes the small file that completes a save; see `Store.put` and `check`.
 
         Without locks of the file system, another job may save between a check and the write, so the
         lease is checked after it, too: no save returns as if it was the last one.
-
-        Raises:
-          BusyError: If another job took this process for dead.
         """
         self.check()
         path.write_bytes(data, before, durable=durable)
@@ -237,12 +221,7 @@ class Lease(Permit):
             creating.end()
 
     def _remove_dead(self) -> None:
-        """Removes the existing lease if its holder is dead.
-
-        Raises:
-          BusyError: If the holder may be alive.
-          FileExistsError: If it is a pipe, a directory or the like.
-        """
+        """Removes the existing lease, or raises a BusyError if its holder may be alive."""
         try:
             if not stat.S_ISREG(repeated(self._path.lstat).st_mode):
                 text = "This is not a regular file, so not the lease of a save: remove it"
@@ -329,7 +308,6 @@ class Lease(Permit):
         return b""
 
     def release(self) -> None:
-        """Ends the lease, so that other jobs may save to the directory."""
         self._stopped.set()
         if self._renewer is not None:
             self._renewer.join()
@@ -350,7 +328,6 @@ def _renew(target: int | Path, stopped: threading.Event) -> None:
 
 
 def _close(files: list[int]) -> None:
-    """Closes files, which ends their locks unless a forked process shares them."""
     while files:
         with contextlib.suppress(OSError):  # it is closed all the same, and nothing is lost
             os.close(files.pop())
@@ -421,7 +398,7 @@ def _holder(about: dict[str, Any]) -> str:
 
 
 def _has_ended(about: dict[str, Any]) -> bool:
-    """Returns whether this machine knows that the holder has ended."""
+    """Returns whether the holder was on this machine, and has ended."""
     here = socket.gethostname(), _machine()
     seen, process = about.get("processes"), about.get("pid")
     if None in (*here, seen, _namespace()) or (about.get("host"), about.get("machine")) != here:
@@ -440,12 +417,11 @@ def _has_ended(about: dict[str, Any]) -> bool:
 
 
 def _system() -> str:
-    """Returns the identity of the kernel: processes of one see each other's locks."""
     return _text_of("/proc/sys/kernel/random/boot_id") or socket.gethostname()
 
 
 def _machine() -> str | None:
-    """Returns the identity of the machine, which stays when it is started again, if it has one."""
+    """Returns the identity of the machine, which a restart keeps, or `None`."""
     return _text_of("/etc/machine-id")
 
 
@@ -465,6 +441,5 @@ def _text_of(path: str) -> str | None:
 
 
 def _now(directory: Path) -> float:
-    """Returns the time of the file system."""
     with tempfile.TemporaryFile(dir=directory) as file:
         return os.fstat(file.fileno()).st_mtime

@@ -4,10 +4,10 @@
         ──▶ probes, digests ──▶ unchanged: where most of a file is, link the file
                            └──▶ the rest: changed shards to one file, others to a second
 
-A step is a whole directory: its manifest names linked files as it names its own. The random start
-of a name is that of the save that wrote the file. Only files of the step that the same object saved
-or resumed last are linked. The record of each file has the digests of its shards, computed from the
-bytes that were written, so no array of an earlier step is read, also after a resume.
+A step is a whole directory: its manifest names linked files as it names its own. A file's name
+starts with the random name of the save that wrote it. Only files of the step that the same object
+saved or resumed last are linked. The record of each file has the digests of its shards, computed
+from the written bytes, so no array of an earlier step is read, also after a resume.
 """
 
 from __future__ import annotations
@@ -74,13 +74,11 @@ class Part(NamedTuple):
 
     @property
     def may_change(self) -> bool:
-        """Whether other threads may change its elements."""
         return self.source is None and not isinstance(self.data, Deferred)
 
 
 @functools.lru_cache(maxsize=64)
 def name_of(dtype: Any) -> str:
-    """Returns the name of a dtype."""
     return str(dtype)
 
 
@@ -103,7 +101,7 @@ FileRow = tuple[str, int, int]
 
 
 class Stored(NamedTuple):
-    """A shard of a saved step: its dtype and shape, its digest, and its file."""
+    """A shard of a saved step."""
 
     kind: tuple[str, tuple[int, ...]]
     digest: bytes
@@ -116,10 +114,10 @@ class Step(NamedTuple):
     Attributes:
       path: Its directory.
       files: The files by name.
-      sizes: The size in bytes of all shards in each file.
+      sizes: The bytes of all shards in each file.
       shards: The shards by `Part.text`.
       sources: The JAX arrays by path.
-      probes: Digests of a few elements of each shard by `Part.text`; `None` if they are unknown.
+      probes: Digests of a few elements of each shard by `Part.text`; `None` if unknown.
       full: The number of checkpoints since the last one without links, and its time.
       age: The number of steps before it in the run.
     """
@@ -202,11 +200,9 @@ class Linking:
         self._has_warned = False
 
     def resume(self, path: Address) -> None:
-        """Sets the directory of the step that was resumed."""
         self.step, self._resumed = None, path
 
     def previous(self, parts: Sequence[Part]) -> Step | None:
-        """Returns the files of the last step, or `None` if they are unknown."""
         path, self._resumed = self._resumed, None
         if path is not None:
             with contextlib.suppress(OSError, TreepackError):  # removed, replaced or damaged
@@ -235,16 +231,8 @@ class Linking:
     ) -> set[int]:
         """Links the files of the last step that are worth it, and adds them to the next step.
 
-        Args:
-          last: The last step.
-          step: The next one.
-          unchanged: The files of unchanged shards, by the number of the shard.
-          parts: The shards.
-          directory: The directory of the next step.
-          durable: Whether the files must be on the disk.
-
-        Returns:
-          The numbers of the shards in linked files.
+        `unchanged` are the files of unchanged shards by number. Returns the numbers of the shards
+        in linked files.
         """
         done: set[int] = set()
         for name in last.worth_linking(parts, unchanged):
@@ -330,7 +318,6 @@ def fixed(parts: Sequence[Part], *, on_host: bool) -> list[Part]:
 
 
 def in_host_memory(array: Any) -> np.ndarray:
-    """Returns an array on one device as a NumPy array: a view, or a copy."""
     view = Transfer.view(array)
     return Transfer(array).start().finish()[0][1] if view is None else view
 
@@ -359,7 +346,6 @@ def _sample(data: Any) -> np.ndarray | None:
 
 
 def digests_of(arrays: list[Any], threads: int | None) -> list[bytes]:
-    """Returns the digests of arrays."""
     joined_digests = core.digests(arrays, threads=threads)
     return [
         joined_digests[at : at + _DIGEST_BYTES]

@@ -31,13 +31,7 @@ from treepack._src.pytree.state_dict import leaves_of
 def mapped_leaves(tree: Any, mapping: Any, *, snapshot: bool) -> Leaves:
     """Returns the leaves of a tree with their paths in the file; see `save`.
 
-    With `snapshot` they do not depend on the tree any more.
-
-    Raises:
-      TreepackError: If a rule does not fit the tree, or matches nothing in it.
-
-    Warns:
-      UserWarning: If some rules match nothing.
+    With `snapshot` they do not depend on the tree any more. Warns of rules that match nothing.
     """
     leaves = {_paths.text(parts): leaf for parts, leaf in leaves_of(tree, ())}
     empty = (_paths.text(parts) for parts, is_leaf in ends_of(tree) if not is_leaf)
@@ -71,15 +65,11 @@ def mapped_leaves(tree: Any, mapping: Any, *, snapshot: bool) -> Leaves:
 
 
 class _Sources:
-    """The arrays of a tree, as `Made.fill` takes them."""
-
     def __init__(self, leaves: dict[str, Any], snapshot: bool):
-        """Keeps a copy of arrays of NumPy with `snapshot`."""
         self._leaves, self._snapshot = leaves, snapshot
         self._held: dict[str, Any] = {}
 
     def hold(self, paths: Iterable[str]) -> None:
-        """Keeps the arrays at these paths."""
         for path in paths:
             if path not in self._held:
                 self._held[path] = _held(self._leaves[path], snapshot=self._snapshot)
@@ -100,7 +90,7 @@ class _Sources:
 
 
 class _Tensor(Held):
-    """A tensor of the file, which is made of leaves when it is written, by any process."""
+    """A tensor of the file, which any process makes of leaves when it is written."""
 
     is_everywhere = True
 
@@ -113,7 +103,7 @@ class _Tensor(Held):
         ties: Sequence[Made | str],
         held: _Sources,
     ):
-        """`made` is what a rule makes, or the path of a leaf; `ties` are others that are equal."""
+        """`made` is the result of a rule, or the path of a leaf; `ties` are equal ones."""
         super().__init__(shape, dtype)
         self._path, self._tensor, self._ties, self._sources = path, made, ties, held
         for one in (made, *ties):
@@ -131,11 +121,7 @@ class _Tensor(Held):
 
 
 def _held(leaf: Any, *, snapshot: bool) -> Any:
-    """Returns an array as a `Source` has it: of NumPy, in a file now or later, or on devices.
-
-    Raises:
-      CorruptionError: If it is in a file, and damaged.
-    """
+    """Returns an array as a `Source` has it: of NumPy, in a file now or later, or on devices."""
     if isinstance(leaf, (np.ndarray, np.generic)):
         array = np.array(leaf) if snapshot else np.asarray(leaf)
         return _InMemory(array.astype(array.dtype.newbyteorder("="), copy=False))
@@ -155,13 +141,10 @@ def _held(leaf: Any, *, snapshot: bool) -> Any:
 
 
 class _InMemory:
-    """An array in memory."""
-
     def __init__(self, array: np.ndarray):
         self._array = array
 
     def view(self) -> np.ndarray:
-        """Returns the array."""
         return self._array
 
 
@@ -181,7 +164,6 @@ class _OnDevices:
     def read_to(
         self, box: Sequence[range], target: np.ndarray, *, threads: int | None = None
     ) -> None:
-        """Fetches the elements of a box from the shards that have them."""
         for starts, shard in self._shards:
             within: list[slice] = []
             places: list[slice] = []

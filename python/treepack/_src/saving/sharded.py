@@ -57,11 +57,7 @@ def is_distributed(tree: Any) -> bool:
 
 
 class ShardedWrite:
-    """A save to a directory together with all other processes; calling it writes it.
-
-    Attributes:
-      group: The processes.
-    """
+    """A save to a directory together with all other processes; calling it writes it."""
 
     def __init__(
         self,
@@ -152,19 +148,14 @@ class ShardedWrite:
 
     @property
     def leads(self) -> bool:
-        """Whether this is process 0, which commits."""
         return self.group.index == 0
 
     def abandon(self, error: BaseException) -> None:
-        """Sends an error to all others: this process will not write, so that none waits for it."""
+        """Sends an error to all others, so that none waits for this process."""
         self.group.abandon(error)
 
     def __call__(self, progress: Progress, check: object = None) -> None:
-        """Writes the checkpoint; must be called once. `check` is for files: it has its own lease.
-
-        Raises:
-          TreepackError: If another process failed, or another job saves to the same directory.
-        """
+        """Writes the checkpoint, once. `check` is for files: it has its own lease."""
         directory = Directory.at(self._path)
         if self.leads:
             self._lead(directory, progress)
@@ -174,7 +165,6 @@ class ShardedWrite:
             self._linking.step = self._step
 
     def _lead(self, directory: Directory, progress: Progress) -> None:
-        """Writes as process 0."""
         linked = None if self._linking is None else self._linking.previous(self._parts)
         taken = set() if linked is None else {*map(save_of, linked.files)}
         while (name := secrets.token_hex(4)) in taken:
@@ -210,7 +200,6 @@ class ShardedWrite:
         self._commit(directory, name, messages)
 
     def _follow(self, directory: Directory, progress: Progress) -> None:
-        """Writes as another process."""
         group, mine = self.group, self._identity
         announced = group.announced()
         if announced and mine is not None:
@@ -300,11 +289,8 @@ class ShardedWrite:
     def _commit(self, directory: Directory, name: str, messages: Mapping[int, Message]) -> None:
         """Writes the manifest after all files; for process 0.
 
-        The number of requests does not depend on the number of processes.
-
-        Raises:
-          TreepackError: If a file is missing or belongs to another tree, or another job saves to
-            the directory.
+        The number of requests does not depend on the number of processes. Raises a TreepackError if
+        a file is missing or belongs to another tree, or another job saves to the directory.
         """
         files = []
         there = directory.names()

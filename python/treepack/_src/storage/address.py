@@ -30,15 +30,11 @@ _DISK = Disk()
 
 
 class RemotePath(Protocol):
-    """A path of another file system, such as a `UPath`."""
+    @property
+    def protocol(self) -> str: ...
 
     @property
-    def protocol(self) -> str:
-        """The scheme of the URL."""
-
-    @property
-    def storage_options(self) -> Mapping[str, Any]:
-        """The options of the file system."""
+    def storage_options(self) -> Mapping[str, Any]: ...
 
 
 Location = str | os.PathLike[str] | RemotePath
@@ -46,14 +42,10 @@ Location = str | os.PathLike[str] | RemotePath
 
 
 class Address(str):
-    """The path of a local file or directory, or its URL with the options of its store.
+    """A local path, or a URL with the options of its store.
 
-    It is made once, where a caller passes a path, and is normal from there on: a `file://` URL is
-    the path, a leading `~` the home folder, and a `UPath` the URL with its file system. As a `str`,
-    it is the path that the system takes, or the URL; `shown` is the text for messages.
-
-    Attributes:
-      url: The URL; `None` if it is local.
+    It is made once, where a caller passes a path, and normal from there on: a `file://` URL is the
+    path, a leading `~` the home folder, and a `UPath` the URL with its file system.
     """
 
     url: Url | None = None
@@ -68,9 +60,7 @@ class Address(str):
         *,
         for_file: str = "pass its path",
     ) -> Address:
-        """Returns the address of a path or URL; see `or_data`.
-
-        `for_file` is the remedy in the error for a file object.
+        """Like `or_data`; `for_file` is the remedy in the error for a file object.
 
         Raises:
           TypeError: If `path` has another type.
@@ -98,8 +88,7 @@ class Address(str):
         """Returns the address of a path or URL; data and file objects unchanged.
 
         Raises:
-          TypeError: If the options are not a mapping.
-          ValueError: If a path contains NUL, or there are options, but the source is not a URL.
+          ValueError: If a path contains NUL, or there are options for a source that is not a URL.
         """
         if storage_options is not None and not isinstance(storage_options, Mapping):
             # Shows only the type: the value may be a secret.
@@ -125,10 +114,6 @@ class Address(str):
 
     @classmethod
     def further(cls, source: Any, storage_options: Mapping[str, Any] | None) -> Any:
-        """Returns a further source of a call, such as its base; see `or_data`.
-
-        Only a URL without options of its own takes those of the call.
-        """
         if source is None:
             return None
         has_own = getattr(source, "storage_options", None) is not None
@@ -139,11 +124,7 @@ class Address(str):
 
     @classmethod
     def directory(cls, given: Any, storage_options: Mapping[str, Any] | None = None) -> Address:
-        """Returns the address of a directory, as it is given.
-
-        Raises:
-          TypeError: If it has another type.
-        """
+        """Like `or_data`, but raises a TypeError for data and file objects."""
         directory = cls.or_data(given, storage_options)
         if not isinstance(directory, Address):
             kind = type(directory).__name__
@@ -163,12 +144,11 @@ class Address(str):
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a path of the system, not a URL of a store."""
         return self.url is None
 
     @property
     def shown(self) -> str:
-        """The text for messages: of a URL without its login and the values of its query."""
+        """The text for messages: a URL without its login and the values of its query."""
         return str(self) if self.url is None else self.url.shown
 
     @property
@@ -177,13 +157,11 @@ class Address(str):
         return str(self) if self.url is None else self
 
     def __truediv__(self, name: str) -> Address:
-        """Returns a file in this directory."""
         if self.url is None:
             return Address(os.path.join(self, name))  # noqa: PTH118
         return self._changed(lambda link: f"{link}{'' if link.endswith('/') else '/'}{name}")
 
     def beside(self, name: str) -> Address:
-        """Returns a file in the same directory."""
         if self.url is None:
             return Address(os.path.join(os.path.dirname(self), name))  # noqa: PTH118, PTH120
         return self._changed(lambda link: f"{link.rpartition('/')[0]}/{name}")
@@ -196,10 +174,7 @@ class Address(str):
         return self.like("::".join(links))
 
     def normal(self) -> Address:
-        """Returns it without `.` and empty parts; a chain of URLs as it is.
-
-        `..` stays in a path: after a link, it is not the directory before.
-        """
+        """Removes `.` and empty parts, but not `..`, which may follow a link."""
         if self.url is None:
             return Address(os.fspath(Path(self)))
         if "::" in self:
@@ -221,28 +196,25 @@ class Address(str):
             raise FileNotFoundError(errno.ENOENT, text, str(self)) from error
 
     def fixed(self) -> Address:
-        """Returns the normal, absolute address of a directory to write to."""
         return self.normal().absolute()
 
     def real(self) -> Address:
-        """Returns the URL, or the path with links resolved."""
+        """Resolves links."""
         if self.url is None:
             return Address(os.path.realpath(self.absolute()))
         return self.like(self.rstrip("/"))
 
     def spellings(self) -> list[str]:
-        """Returns the path or URL as given, and absolute."""
         if self.url is None:
             return [str(self), os.path.abspath(self)]  # noqa: PTH100
         return [str(self), self.rstrip("/")]
 
     @property
     def has_flax_suffix(self) -> bool:
-        """Whether the name says that flax reads the file."""
         return self.lower().removesuffix(".gz").endswith(".msgpack")
 
     def compression(self, compress: Compress | None = None) -> Compress:
-        """Returns how a file of msgpack is compressed: as chosen, or as its name says.
+        """Returns the compression of a file of msgpack: as chosen, or as its name says.
 
         Raises:
           ValueError: If its name has the suffix of another format or compression.
@@ -275,20 +247,14 @@ class Address(str):
     # Directories
 
     def store(self) -> tuple[Store, str]:
-        """Returns the store, and the path there; see `remote_store` for errors."""
         return (_DISK, str(self)) if self.url is None else remote_store(self.url)
 
     @property
     def at_once(self) -> int:
-        """The maximum number of requests at a time; 1 if it is local."""
         return 1 if self.url is None else remote_store(self.url)[0].at_once
 
     def entries(self, *, hidden: bool = False) -> list[Entry]:
-        """Returns the entries of the directory; none if it is missing.
-
-        Raises:
-          NotADirectoryError: If it is a file.
-        """
+        """Returns the entries of the directory; none if it is missing."""
         store, path = self.store()
         with _of_directory():
             all_entries = store.entries(path)
@@ -308,17 +274,15 @@ class Address(str):
         return []
 
     def exists(self) -> bool:
-        """Returns whether there is a file or directory."""
         store, path = self.store()
         return store.exists(path)
 
     def is_directory(self) -> bool:
-        """Returns whether there is a directory."""
         store, path = self.store()
         return store.is_directory(path)
 
     def is_special(self) -> bool:
-        """Returns whether there is a local pipe, which blocks its reader, a device or the like."""
+        """Returns whether it is a local pipe, which blocks its reader, a device or the like."""
         if self.url is not None:
             return False
         try:
@@ -328,7 +292,6 @@ class Address(str):
         return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
     def nbytes(self) -> int:
-        """Returns the size of the file in bytes."""
         if self.url is None:
             return repeated(os.stat, str(self)).st_size
         return _remote.remote(self.url)[0].nbytes
@@ -345,28 +308,24 @@ class Address(str):
     # Removing and linking
 
     def remove(self) -> None:
-        """Removes the file, or the directory with its content, unless it is gone already."""
+        """Removes the file, or the directory with its content, if it exists."""
         store, path = self.store()
         store.remove(path)
 
     def remove_files(self, names: Iterable[str]) -> None:
-        """Removes files of this directory, in one request where possible; some may be gone."""
         places = [(self / name).store() for name in names]
         if places:
             places[0][0].delete([path for _, path in places])
 
     def remove_dead(self) -> None:
-        """Removes a temporary file of the core if its writer is dead and it is local."""
         if self.url is None:
             with contextlib.suppress(OSError):
                 core.remove_if_dead(Path(self))
 
     def link_to(self, target: Address, *, durable: bool) -> None:
-        """Gives the file another name in its store: by a hard link, or a copy made by the store.
+        """Links the file to another name, or has its store copy it.
 
-        Raises:
-          OSError: If the store has no such links.
-          NotImplementedError: The same, from libraries.
+        Raises an OSError or, from libraries, a NotImplementedError if the store cannot.
         """
         (store, old), (_, new) = self.store(), target.store()
         if self.real() == target.real() and store.exists(old):  # a checkpoint is saved again
@@ -376,22 +335,14 @@ class Address(str):
     # Small files
 
     def read_bytes(self) -> bytes:
-        """Reads a small file.
-
-        Raises:
-          DecodeError: If it is not a regular file.
-        """
         if self.url is not None:
             return _remote.read_small(self.url)
         return bytes(_DISK.get(str(self)).data)
 
     def read_files(self, names: Sequence[str]) -> list[bytes]:
-        """Reads small files of this directory; this may be the first of them, too.
+        """Reads small files of this directory, or, if this is a file, itself and its neighbours.
 
         All except the first may be missing, and are empty then.
-
-        Raises:
-          FileNotFoundError: If the first is missing.
         """
         with naming(self):
             first = self / names[0] if self.is_directory() else self
@@ -403,11 +354,7 @@ class Address(str):
         return files
 
     def versioned(self) -> tuple[bytes | None, Any]:
-        """Reads a small file that is replaced on the condition that it has not changed.
-
-        Returns:
-          Its bytes, or `None` if it is missing, and its version for `write_bytes`.
-        """
+        """Reads a small file (`None` if it is missing) and its version for `write_bytes`."""
         store, path = self.store()
         try:
             with _of_directory():
@@ -424,11 +371,7 @@ class Address(str):
     # Files of any size
 
     def downloaded(self, progress: Progress = None) -> Address | core.Content:
-        """Reads a remote file without decompressing it; returns a local path unchanged.
-
-        Raises:
-          IsADirectoryError: If the URL is a directory.
-        """
+        """Reads a remote file without decompressing it; returns a local path unchanged."""
         return self if self.url is None else _remote.downloaded(self.url, progress)
 
     def save(
@@ -438,10 +381,7 @@ class Address(str):
         progress: Progress = None,
         check: Check | None = None,
     ) -> None:
-        """Writes an encoding to the file, atomically.
-
-        Missing directories are created.
-        """
+        """Writes an encoding atomically, and creates missing directories."""
         nbytes = layout.nbytes + (layout.nbytes >> 10) + 1024  # compression may add a little
         layouts = [layout]  # the traceback of an error must not keep the arrays alive
         del layout
@@ -479,8 +419,6 @@ class Address(str):
     def write_content(
         self, content: core.Content, *, durable: bool, check: Check | None = None
     ) -> None:
-        """Writes a file of any size atomically."""
-
         def parts() -> Iterator[bytes]:
             yield from _write.pieces(content)
             if check is not None:
@@ -494,10 +432,9 @@ class Address(str):
             store.upload(path, parts(), content.nbytes)
 
     def copy_to(self, target: Address, check: Check | None = None) -> int:
-        """Copies this local file, atomically; returns its number of bytes.
+        """Copies this local file atomically; returns its number of bytes.
 
-        To a local path the system copies, which shares the blocks on disk where the file system
-        can.
+        The system copies to a local path, and shares blocks on disk where the file system can.
         """
         content = core.Content.map(self)
         if target.url is not None:
@@ -513,7 +450,7 @@ class Address(str):
 
     @contextlib.contextmanager
     def replacing(self, *, durable: bool = True) -> Iterator[IO[bytes]]:
-        """Yields a file of another format that replaces this one, or is uploaded, on success.
+        """Yields a file that replaces this one, or is uploaded, on success.
 
         Missing directories are created.
         """
@@ -532,10 +469,9 @@ class Address(str):
 
     @contextlib.contextmanager
     def spool(self) -> Iterator[IO[bytes]]:
-        """Yields a private temporary file, and removes it afterwards.
+        """Yields a private temporary file beside a local path; for URLs, in the default directory.
 
-        It is in the directory of a local path, or, for URLs, in the default directory for temporary
-        files. Errors in writing name the path.
+        Errors in writing name the path.
         """
         place = self if self.url is None else f"{tempfile.gettempdir()}/treepack"
         with _write.temporary(place, self, private=True) as (_, file):
@@ -556,7 +492,6 @@ def _of_url(url: Url) -> Address:
 
 
 def _of_text(text: str) -> Address:
-    """Returns the address of a path or URL."""
     if "\0" in text:
         raise ValueError(f"{shown(text)!r} contains NUL, which no path has: leave it out")
     path = local(text)
@@ -569,7 +504,7 @@ def _of_text(text: str) -> Address:
 
 
 def _warn_of_variables(path: str) -> None:
-    """Warns of a path with a variable of the environment that is meant to be expanded."""
+    """Warns of a path with an environment variable, which is not expanded."""
     if os.path.expandvars(path) != path and not os.path.lexists(path):
         warn(
             f"{printable(path)!r} has a variable of the environment, which is part of the name "
@@ -579,7 +514,7 @@ def _warn_of_variables(path: str) -> None:
 
 @contextlib.contextmanager
 def _of_directory() -> Iterator[None]:
-    """Adds to errors in reading a directory that is a file what to pass instead."""
+    """Adds the remedy to errors in reading a directory that is a file."""
     try:
         yield
     except NotADirectoryError as error:
@@ -593,7 +528,7 @@ _SHORT = 4
 
 @functools.lru_cache(256)
 def _near(suffix: str) -> str:
-    """Returns the suffix of a format of which another one is a typo, or an empty text."""
+    """Returns the suffix of a format that `suffix` misspells, or an empty text."""
     known = [each for each in formats.readable_suffixes() if len(each) > _SHORT]
     near = [] if suffix in known else difflib.get_close_matches(suffix, known, n=1, cutoff=0.85)
     return "".join(near)

@@ -51,7 +51,6 @@ Openable = Address | Any
 
 
 def not_a_base(form: str) -> TreepackError:
-    """Returns the error for a base that is not one file of treepack or flax, in any verb."""
     return TreepackError(
         f"the base is {form}: pass the tree that treepack.load returns for it as base=, or one "
         "file of treepack or flax that was saved without base="
@@ -73,15 +72,10 @@ def content_of(
 def content_of(
     source: Openable, opening: Opening, *, may_be_empty: bool = False, is_bytes: bool = False
 ) -> core.Content | Buffer:
-    """Reads a source whole: decompressed if it is gzip, and joined with its base if it is a patch.
+    """Reads a whole source: decompressed if it is gzip, joined with its base if it is a patch.
 
-    With `is_bytes`, only bytes-like objects are sources.
-
-    Raises:
-      TreepackError: If gzip contains more than `max_size` bytes.
-      DecodeError: If a file is empty, unless `may_be_empty`.
-      IsADirectoryError: If it is a directory, which may be a sharded checkpoint.
-      TypeError: If it is no source.
+    With `is_bytes`, only bytes-like objects are sources. A directory is an IsADirectoryError, a
+    file without bytes a DecodeError unless `may_be_empty`.
     """
     if isinstance(source, Address) and not is_bytes:
         return _content_of_file(source, opening, may_be_empty)
@@ -169,20 +163,13 @@ def check_is_bytes(data: Any, order: str = "", *, name: str = "") -> None:
 def _joined(
     patch: core.Content, opening: Opening, path: Openable | None, *, salvage: bool = False
 ) -> tuple[core.Content, str | None]:
-    """Returns the encoding that a patch makes with its base; sets `unchanged` of the options.
+    """Joins a patch with its base; sets `unchanged` of the options.
 
-    Args:
-      patch: The patch.
-      opening: The options. Without a base, it is the file that the patch names.
-      path: The file of the patch; `None` if it is in memory.
-      salvage: Whether the patch and its base may be damaged. Then some arrays do not match their
-        checksums in the encoding.
+    `path` is the file of the patch. With `salvage`, both may be damaged; then some arrays of the
+    encoding do not match their checksums.
 
     Returns:
       The encoding, and a description of damage, or `None`.
-
-    Raises:
-      BaseMismatchError: If the patch was made against another one, or names no usable one.
     """
     base, file, unusable = opening.base, None, None
     if base is None:
@@ -221,11 +208,7 @@ def _joined(
 
 
 def _name_of_base(patch: core.Content, *, salvage: bool) -> tuple[str, DecodeError | None]:
-    """Returns the base that a patch names; if it may be damaged, with an error.
-
-    Raises:
-      DecodeError: If the patch is damaged; with `salvage`, if the name cannot be read.
-    """
+    """Returns the base that a patch names; with an error if it may be damaged."""
     try:
         return core.patch_parts(patch)[0], None
     except DecodeError as error:
@@ -243,12 +226,12 @@ class Opened(NamedTuple):
     """Data that can be read in parts.
 
     Attributes:
-      content: The data, decompressed if they are gzip.
+      content: The data, decompressed.
       damage: A description of damage to the gzip stream, or `None`.
       inflated: The number of bytes decompressed from gzip.
-      blocks: The reader of a remote file or file object that is read in parts.
-      nbytes: The size of the file in bytes.
-      is_patch: Whether the file is a patch, which was joined with its base.
+      blocks: The reader of a remote file or file object.
+      nbytes: The size of the file.
+      is_patch: Whether a patch was joined with its base.
     """
 
     content: core.Content
@@ -275,20 +258,17 @@ class Opened(NamedTuple):
 
         Args:
           source: The file or buffer.
-          mmap: Whether to map a local file instead of reading it.
-          salvage: Whether to allow empty files, and inflate gzip without an index up to its first
-            damage.
-          max_size: The maximum decompressed size in bytes of gzip, and of a patch and its base.
+          mmap: Whether to map a local file.
+          salvage: Allows empty files, and inflates gzip up to its first damage.
+          max_size: The maximum decompressed bytes of gzip, and of a patch and its base.
           regular: Whether a local file must be a regular one.
           base: The base if it is a patch; `None` is the file that the patch names.
           join: Whether a patch is joined with its base.
           place: The file, if `source` is its content.
 
         Raises:
-          NoIndexError: A GzipError, if gzip can only be read whole.
-          GzipCorruptionError: A GzipError, if the index of gzip or the whole stream is damaged.
-          DecodeError: If a file is empty, without `salvage`, or not regular, with `regular`.
-          TreepackError: If gzip contains more than `max_size` bytes.
+          NoIndexError: If gzip can only be read whole.
+          GzipCorruptionError: If the index of gzip or the stream is damaged.
           IsADirectoryError: If it is a directory, which may be a sharded checkpoint.
         """
         opened = cls.raw(source, mmap, regular)
@@ -307,7 +287,7 @@ class Opened(NamedTuple):
 
     @classmethod
     def raw(cls, source: Openable, mmap: bool = True, regular: bool = False) -> Opened:
-        """Opens a file or buffer without decompressing it; see `of`."""
+        """Like `of`, without decompression."""
         blocks = None
         if isinstance(source, Address) and source.url is not None:
             content, blocks = _remote.remote(source.url)
@@ -326,14 +306,7 @@ class Opened(NamedTuple):
     def base(
         cls, source: Openable, max_size: int | None = None, *, salvage: bool = False
     ) -> core.Content:
-        """Reads a base: one file of treepack or flax, or its bytes, decompressed if they are gzip.
-
-        With `salvage`, it may be damaged.
-
-        Raises:
-          DecodeError: If it does not encode a tree; names its file.
-          TreepackError: If it has another form, or more than `max_size` bytes.
-        """
+        """Reads and decompresses a base: one file of treepack or flax, or its bytes."""
         with naming(source):
             if isinstance(source, Address) and source.is_special():
                 raise DecodeError("it is not a regular file")
@@ -360,7 +333,7 @@ class Opened(NamedTuple):
             return None
 
     def inflating(self, salvage: bool, max_size: int | None) -> Opened:
-        """Returns raw data decompressed if they are gzip, in parts where possible; see `of`."""
+        """Decompresses raw data if they are gzip, in parts where possible; see `of`."""
         content = self.content
         if salvage and (mended := content.mended(max_size=max_size)) is not None:
             return Opened(mended, _DAMAGED_HEADER, mended.nbytes, self.blocks, self.nbytes)
@@ -392,14 +365,10 @@ class Opened(NamedTuple):
         return Opened(decompressed, damage, decompressed.nbytes, nbytes=self.nbytes)
 
     def file(self) -> io.BufferedReader:
-        """Returns a file object of the content."""
         return io.BufferedReader(_Raw(self.content))
 
     def begins_as_tree(self) -> bool | None:
-        """Returns whether raw compressed data begin as a tree or a patch; decompresses a few bytes.
-
-        `None` if they are not compressed.
-        """
+        """Returns whether compressed data begin as a tree or a patch; `None` if not compressed."""
         if not core.is_compressed(self.content):
             return None
         if self.content.read_range(0, 2) != _GZIP:  # numbers, which only trees have
@@ -413,12 +382,7 @@ class Opened(NamedTuple):
         return is_map or core.is_patch(head)
 
     def check_gzip(self) -> None:
-        """Decompresses a raw gzip stream, and discards its content.
-
-        Raises:
-          GzipTruncatedError: If it ends early.
-          GzipCorruptionError: If it is damaged.
-        """
+        """Raises an error if a raw gzip stream ends early or is damaged; discards its content."""
         try:
             with gzip.open(self.file()) as file:
                 while file.read(_SMALL_BYTES):
@@ -430,11 +394,6 @@ class Opened(NamedTuple):
 
 
 def check_data(source: Any) -> None:
-    """Checks that a source other than a path or file object is data.
-
-    Raises:
-      TypeError: If it is not.
-    """
     try:
         memoryview(source).release()
     except TypeError:
@@ -457,8 +416,6 @@ def check_data(source: Any) -> None:
 
 
 class _Raw(io.RawIOBase):
-    """A file object over a content."""
-
     def __init__(self, content: core.Content):
         self._content = content
         self._at = 0
@@ -490,7 +447,6 @@ _DAMAGED_INDEX = "the index of the compressed blocks is damaged"
 
 
 def is_source(value: Any) -> bool:
-    """Returns whether a value is a path, data or a file object."""
     kinds = (str, os.PathLike, bytes, bytearray, memoryview, mmap_module.mmap)
     return isinstance(value, kinds) or _is_file_object(value)
 
@@ -500,7 +456,6 @@ def _is_file_object(source: Any) -> bool:
 
 
 def _of_file_object(file: Any) -> tuple[core.Content, Blocks]:
-    """Returns the content of a file object, and the blocks that read it."""
     try:
         text = file.read(0)
     except io.UnsupportedOperation as error:
@@ -543,18 +498,9 @@ def _local_content(
     regular: bool = False,
     whole: bool = False,
 ) -> core.Content:
-    """Maps or reads a local file.
+    """Maps or reads a local file: in parts, or with `whole` into memory.
 
-    Args:
-      path: The file.
-      mmap: Whether to map it if possible; otherwise it is read in parts.
-      tell: Called with the progress of reading.
-      regular: Whether it must be a regular file.
-      whole: Whether the whole file must be in memory, mapped or read.
-
-    Raises:
-      DecodeError: If it is a device.
-      IsADirectoryError: If it is a directory, unless `regular`.
+    Raises a DecodeError for a device.
     """
     try:
         status = os.stat(str(path))  # noqa: PTH116  # a `Path` takes a tenth of a small load

@@ -20,8 +20,6 @@ _ATTEMPTS = 20
 
 
 class Disk(Store):
-    """The files of the system."""
-
     is_local = True
 
     def get(self, path: str) -> Stored:

@@ -46,11 +46,8 @@ _MOST_SURPRISES = 8
 class Fetch(Task[Buffer | None]):
     """A request for a range, made by a thread or by the first reader.
 
-    Attributes:
-      start: The offset of the first byte.
-      stop: The offset after the last byte.
-      is_due: Returns whether it is time for the request.
-      on_end: Called when its last byte is read.
+    `is_due` returns whether it is time for the request; `on_end` is called when its last byte is
+    read.
     """
 
     def __init__(self, fetch: Callable[[int, int], Buffer], start: int, stop: int):
@@ -67,14 +64,13 @@ class Blocks(Locked):
     """A remote file that is read in few large blocks.
 
     Reads in a range that is being fetched use that request. Otherwise a small read that continues
-    the last block fetches a block of twice its size. After a jump, blocks are small again, and the
-    blocks of the next foreseen jumps are fetched at the same time; if many jumps in a row were not
-    foreseen, blocks grow. Large reads make separate requests.
+    the last block doubles the block size. After a jump, blocks are small again, and blocks of the
+    next foreseen jumps are fetched at the same time; after many unforeseen jumps, blocks grow.
 
     Attributes:
       near: The number of bytes that take as long to transfer as a request.
       at_once: The maximum number of requests at a time.
-      length: The size of the file in bytes.
+      length: The size of the file.
     """
 
     LEAST = 64 << 10
@@ -92,7 +88,7 @@ class Blocks(Locked):
         at_once: int = 1,
         end: Buffer = b"",
     ):
-        """`fetch` takes the start and stop offset of a range; `end` has the already known end."""
+        """`fetch` takes the start and stop of a range; `end` is the known end of the file."""
         super().__init__()
         self.near: int = near
         self.at_once: int = at_once
@@ -182,7 +178,6 @@ class Blocks(Locked):
             return self._end[start - first :][:length]
 
     def _fetched(self, start: int) -> Fetch | None:
-        """Returns the request whose range has the byte at an offset, or `None`."""
         fetches = self._fetches
         at = bisect_right(fetches, start, key=_START) - 1
         if at < 0 or start >= fetches[at].stop:
@@ -190,17 +185,12 @@ class Blocks(Locked):
         return None if fetches[at].is_forgotten or fetches[at].is_suspended else fetches[at]
 
     def fetches_of(self, start: int, stop: int) -> Iterator[Fetch]:
-        """Yields the prepared requests that overlap a range."""
         while start < stop and (fetch := self._fetched(start)) is not None:
             yield fetch
             start = fetch.stop
 
     def expect(self, ranges: Iterable[Range]) -> list[Fetch]:
-        """Prepares requests for ranges, which reads use until `forget`.
-
-        Returns:
-          The requests, in the order of the file.
-        """
+        """Prepares requests, in the order of the file, which reads use until `forget`."""
         last = self.length if self._end is None else self.length - len(self._end)
         ranges = [(start, min(stop, last)) for start, stop in ranges]
         parts = [part for whole in joined(ranges, self.near) for part in parted(whole, _PART_BYTES)]
@@ -210,7 +200,6 @@ class Blocks(Locked):
         return fetches
 
     def forget(self, fetches: Iterable[Fetch]) -> None:
-        """Drops requests and their data."""
         gone = {*fetches}
         with self.lock:
             self._fetches = [fetch for fetch in self._fetches if fetch not in gone]
@@ -221,7 +210,7 @@ RemoteRange = tuple[Blocks, Range]
 
 
 class _Remembering(Locked):
-    """Fetches ranges of a file, and compares repeated reads with checksums of the first reads.
+    """Compares repeated reads of ranges with checksums of the first reads.
 
     So exactly the verified bytes are used, without keeping them in memory.
     """
@@ -272,8 +261,8 @@ def parted(whole: Range, most: int) -> Iterator[Range]:
 class _Flight:
     """The requests for ranges that will be read soon.
 
-    Threads make a request when readers are near it, and drop data far behind them. A reader that
-    is ahead of the threads makes its request itself.
+    Threads make a request when readers are near it, and drop data far behind them. A reader ahead
+    of the threads makes its request itself.
     """
 
     def __init__(self, fetches: list[Fetch], most: int):
@@ -290,7 +279,6 @@ class _Flight:
             fetch.on_end = functools.partial(self._reach, number)
 
     def run(self) -> None:
-        """Makes requests, as one of several threads."""
         for number, fetch in self._queue:  # `next` is atomic for threads
             with self._changed:
                 self._changed.wait_for(lambda: self._stopped or self._is_due(number))  # noqa: B023
@@ -313,7 +301,7 @@ class _Flight:
                 self._fetches[at].forget_result()
 
     def stop(self) -> None:
-        """Waits for the requests in flight; no further requests are made."""
+        """Waits for the requests in flight, and makes no further ones."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -325,8 +313,8 @@ class _Flight:
 def fetching(wanted: Iterable[RemoteRange]) -> Iterator[None]:
     """Fetches ranges of files in threads while the caller reads them in the same order.
 
-    The number of requests in flight depends on the stores, not on the number of cores. Readers that
-    keep to the order never wait for other requests.
+    The stores, not the number of cores, limit the requests in flight. Readers that keep to the
+    order never wait for other requests.
     """
     wanted = [(blocks, extent) for blocks, extent in wanted if blocks.at_once > 1]
     if not wanted:  # such as for local files

@@ -1,8 +1,8 @@
 """Files of any file system of `fsspec`.
 
-A file appears atomically where the file system allows it: object stores show an object when its
-upload is complete, local and memory file systems rename. Requests have no conditions: of two
-programs that write at the same time, the last one wins.
+A file appears atomically where the file system allows it: object stores show complete uploads,
+local and memory file systems rename. Requests have no conditions: of two concurrent writers, the
+last one wins.
 """
 
 from __future__ import annotations
@@ -45,10 +45,6 @@ def opened(url: Url) -> tuple[FileSystem, str]:
     """Returns the file system of a URL, and the path there, without cached listings of it.
 
     fsspec shares the object within a program, so its cache may be older than the last save.
-
-    Raises:
-      ImportError: If fsspec is not installed, or a package that it needs for this kind of URL.
-      ValueError: If the kind of URL or an option is unknown.
     """
     try:
         from fsspec.core import url_to_fs  # type: ignore[import-untyped]
@@ -98,7 +94,6 @@ def _drop_listings(fs: Any, path: str) -> None:
 
 
 def _layers(fs: Any) -> Iterator[Any]:
-    """Yields a file system and, if it is a cache, the file systems below it."""
     from fsspec.implementations.cached import CachingFileSystem  # type: ignore[import-untyped]
 
     yield fs
@@ -111,8 +106,6 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def _hiding(method: Method) -> Method:
-    """Removes secrets from the errors of a method."""
-
     @functools.wraps(method)
     def call(self: FileSystem, *args: Any, **options: Any) -> Any:
         with hiding(self.url.text):
@@ -122,12 +115,6 @@ def _hiding(method: Method) -> Method:
 
 
 class FileSystem(Locked, RemoteStore):
-    """A file system of fsspec.
-
-    Attributes:
-      url: The URL by which it was found.
-    """
-
     near = 2 << 20
 
     def __init__(self, fs: Any, url: Url):
@@ -191,7 +178,6 @@ class FileSystem(Locked, RemoteStore):
         self._check_size(count, size)
 
     def _check_size(self, expected: int, written: Any) -> None:
-        """Raises an OSError if fewer bytes were written than expected; `None` is unknown."""
         if written is not None and written < expected:
             raise OSError(
                 f"{self.url.shown}: short write: expected {expected} bytes, got {written}"
@@ -236,7 +222,6 @@ class FileSystem(Locked, RemoteStore):
             self._fs.rm(path, recursive=True)
 
     def _forget(self, path: str) -> None:
-        """Drops cached copies and listings of a file."""
         from fsspec.implementations.cached import CachingFileSystem, SimpleCacheFileSystem
 
         for layer in _layers(self._fs):

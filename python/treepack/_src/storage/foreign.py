@@ -38,13 +38,7 @@ _MOST_TRIED = 20
 
 
 def _contained(path: Address, manifest: str, look: Look) -> Address | None:
-    """Returns a checkpoint of treepack in a directory, as in a step of Orbax, or `None`.
-
-    Args:
-      path: The directory.
-      manifest: The name of manifests.
-      look: Returns the names in a directory.
-    """
+    """Returns a checkpoint of treepack in a directory, as in a step of Orbax; `look` lists."""
     names = look(path)
     steps = _steps(names)
     for step in sorted(steps, reverse=True)[:_MOST_TRIED]:
@@ -67,7 +61,6 @@ def _below(path: Address, manifest: str, look: Look) -> Address | None:
 
 
 def _is_checkpoint(path: Address, manifest: str, look: Look) -> bool:
-    """Returns whether a file or directory is a checkpoint, for an error; see `_contained`."""
     try:
         if names := look(path):
             opening = formats.in_directory(path, names, has_checkpoint=False)
@@ -85,19 +78,13 @@ def _is_checkpoint(path: Address, manifest: str, look: Look) -> bool:
 
 
 def _steps(names: list[str]) -> dict[int, str]:
-    """Returns the checkpoints of a series by their steps."""
     return {int(match[1]): name for name in names if (match := _STEP.fullmatch(name))}
 
 
 def without_manifest(path: Address, manifest: str) -> tuple[str, list[str], bool]:
     """Describes a directory without a manifest, with a remedy.
 
-    Args:
-      path: The directory.
-      manifest: The name of manifests.
-
-    Returns:
-      The description, the names in the directory, and whether it contains a checkpoint.
+    Also returns the names in the directory, and whether it contains a checkpoint.
     """
     look: Any = functools.cache(Address.names)  # each directory is listed once
     inside = _contained(path, manifest, look)

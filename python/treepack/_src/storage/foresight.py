@@ -1,9 +1,8 @@
 """Predicts the next small reads of a file from previous ones.
 
-Scanning a file without an index reads the header of one leaf, which gives the position of the next.
-The layers of a model are alike, and so are the distances between headers: after some headers, the
-next ones can be predicted. A prediction only decides which bytes are prefetched; reads always
-return the actual bytes.
+Scanning a file without an index reads the header of one leaf after another. The layers of a model
+are alike, and so are the distances between headers. A prediction only decides which bytes are
+prefetched; reads always return the actual bytes.
 """
 
 from __future__ import annotations
@@ -42,7 +41,6 @@ class Foresight:
         return max(0, start - self._stops[-1])
 
     def note(self, start: int, stop: int) -> None:
-        """Records a read."""
         gap = self.gap(start)
         if gap is None:
             self._starts, self._stops = [start], [stop]

@@ -11,7 +11,7 @@ from treepack._src.storage.urls import without_secrets
 
 @contextlib.contextmanager
 def hiding(url: str) -> Iterator[None]:
-    """Removes the parts of a URL that `shown` hides from errors of a block and their causes."""
+    """Removes the parts of a URL that `shown` hides from errors and their causes."""
     try:
         yield
     except Exception as error:

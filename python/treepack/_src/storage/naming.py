@@ -19,21 +19,19 @@ from treepack.errors import MissingPathError, TreepackError
 
 
 def _size_of(source: Any) -> str:
-    """Returns the size of a local file, for a message."""
     with contextlib.suppress(OSError, TypeError, ValueError):
         return f", which has {os.path.getsize(source)} bytes"  # noqa: PTH202
     return ""
 
 
 def _is_repository(source: Any) -> bool:
-    """Returns whether a source looks like the id of a repository, not a file in a folder."""
     form = r"(\w[\w.-]*)/(?!.*\.[A-Za-z]\w+$)\w[\w.-]*"
     match = re.fullmatch(form, source) if isinstance(source, str) else None
     return match is not None and not os.path.lexists(match[1])
 
 
 def _hint(source: Any) -> str:
-    """Returns a hint at the path that a missing one may mean, or an empty text."""
+    """Returns a hint at the path that a missing one may mean."""
     folder, name = os.path.split(os.fsdecode(source))
     if _is_repository(source):
         return (
@@ -66,7 +64,7 @@ def _hint(source: Any) -> str:
 
 
 def _inside(source: Any) -> str:
-    """Returns a hint at a file that a path continues, or an empty text."""
+    """Returns a hint at a file that a path continues."""
     text = os.fsdecode(source)
     for end in (at for at, letter in enumerate(text) if letter in "/:#" and at):
         if os.path.isfile(text[:end]):  # noqa: PTH113
@@ -80,14 +78,13 @@ def _inside(source: Any) -> str:
 
 
 def _stem(name: str) -> str:
-    """Returns the name of a file without a suffix that says that treepack reads it."""
+    """Removes a suffix that says that treepack reads the file."""
     name = name.removesuffix(".gz")
     suffixes = formats.readable_suffixes()
     return next((name.removesuffix(end) for end in suffixes if name.endswith(end)), name)
 
 
 def _listed(folder: str, names: list[str]) -> str:
-    """Returns the paths of the first names, for a message."""
     paths = [repr(os.path.join(folder, name)) for name in names[:_MOST_LISTED]]  # noqa: PTH118
     return ", ".join(paths) + (", …" if len(names) > _MOST_LISTED else "")
 
@@ -102,8 +99,8 @@ _MOST_NAMES = 1000
 class naming:  # noqa: N801  # a context manager is written like a function
     """Names a file in the errors of a block, or in a caught error.
 
-    Errors of treepack and of the system get a `filename`, with which their message begins or ends.
-    Errors of other code, such as handlers, get a note.
+    Errors of treepack and of the system get a `filename`; errors of other code, such as handlers, a
+    note.
     """
 
     __slots__ = ("_source",)
@@ -128,7 +125,6 @@ class naming:  # noqa: N801  # a context manager is written like a function
         return os.fsdecode(name) if isinstance(name, (str, bytes, os.PathLike)) else None
 
     def add_to(self, error: BaseException) -> None:
-        """Adds the name of the file to an error, unless the error has one."""
         source, name = self._source, self.filename
         if name is None:
             return

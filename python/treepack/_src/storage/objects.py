@@ -89,10 +89,7 @@ _STREAM_TIMEOUT_S = 60
 
 
 def opened(url: Url) -> tuple[ObjectStore, str] | None:
-    """Returns the store of a URL, and the path in its bucket; `None` if obstore does not open it.
-
-    Raises the errors of `ObjectStore`.
-    """
+    """Returns the store and the path in its bucket; `None` if obstore lacks the scheme."""
     match = _URL.fullmatch(url.text)
     if match is None or url.file_system is not None:
         return None
@@ -106,19 +103,11 @@ def opened(url: Url) -> tuple[ObjectStore, str] | None:
 
 
 class ObjectStore(RemoteStore):
-    """The objects of a bucket, or of a web server."""
-
     near = 2 << 20
     at_once = 32
     has_conditions = True
 
     def __init__(self, url: Url, scheme: str, host: str):
-        """Takes a URL with options of `obstore.store.from_url`, its scheme and its host.
-
-        Raises:
-          ImportError: If obstore is not installed.
-          ValueError: If obstore does not know an option.
-        """
         try:
             import obstore
             from obstore.store import HTTPStore, from_url
@@ -200,7 +189,6 @@ class ObjectStore(RemoteStore):
         return Stored(len(data), None, data)
 
     def _end(self, path: str, part: Any, count: int) -> Stored:
-        """Reads the end of a file."""
         start, stored = self._read(path, {"range": part})
         nbytes = memoryview(stored.data).nbytes
         expected = min(count, stored.nbytes or 0)
@@ -220,8 +208,6 @@ class ObjectStore(RemoteStore):
             return self._read(path, options)[1].data
 
     def _read(self, path: str, options: dict[str, Any]) -> tuple[int, Stored]:
-        """Reads a file or a part of it; returns its start as well."""
-
         def read() -> tuple[int, Stored]:
             response = self._obstore.get(self._store, path, options=options)
             meta = response.meta
@@ -276,7 +262,6 @@ class ObjectStore(RemoteStore):
                 )
 
     def _version(self, path: str) -> Any:
-        """Returns the version of a file, or `ABSENT`."""
         try:
             meta = self._obstore.head(self._store, path)
         except FileNotFoundError:
@@ -348,12 +333,10 @@ class ObjectStore(RemoteStore):
 
     @property
     def _failures(self) -> tuple[type[Exception], ...]:
-        """The errors for requests that a store does not support."""
         failures = self._obstore.exceptions
         return failures.GenericError, failures.NotSupportedError, NotImplementedError
 
     def _remedy(self) -> str:
-        """Returns a remedy: how to pass credentials."""
         options, variables = _CREDENTIALS[self._kind]
         if self._is_web:
             return f"pass storage_options= with {options}, if the server asks for a login"
@@ -366,7 +349,6 @@ class ObjectStore(RemoteStore):
         return OSError(number, os.strerror(number), self._shown(path))  # of the number's class
 
     def _shown(self, path: str) -> str:
-        """Returns the URL of a file for messages, without secrets."""
         return shown(f"{self._base}/{path}")
 
     @contextlib.contextmanager
@@ -409,7 +391,6 @@ def _endpoint(options: Mapping[str, Any]) -> str:
 
 
 def _with_login(headers: Mapping[str, Any] | None, login: str) -> dict[str, Any]:
-    """Returns headers with the login of a URL, unless they already have a login."""
     updated = {**(headers or {})}
     if all(name.lower() != "authorization" for name in updated):
         text = base64.b64encode(unquote(login if ":" in login else f"{login}:").encode())

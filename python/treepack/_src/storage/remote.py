@@ -28,18 +28,12 @@ _PIECE_BYTES = 4 << 20
 
 
 def remote(url: Url) -> tuple[core.Content, Blocks]:
-    """Opens a remote file to read it in parts; returns its content and blocks.
-
-    Raises:
-      IsADirectoryError: If it is a directory.
-      OSError: If it cannot be read; later reads also raise it if the file was replaced.
-    """
+    """Opens a remote file to read it in parts; later reads fail if the file was replaced."""
     blocks = _blocks(url)
     return core.Content.elsewhere(blocks.read, blocks.length, blocks.near), blocks
 
 
 def _blocks(url: Url) -> Blocks:
-    """Opens the blocks of a remote file, or reads it if the server does not report its size."""
     store, path = file_at(url)
     with _reading(url, "the last bytes"):
         stored = store.head(path, Blocks.END)
@@ -95,7 +89,6 @@ def _reading(url: Url, part: str) -> Iterator[None]:
 
 
 def downloaded(url: Url, progress: Progress = None) -> core.Content:
-    """Reads a whole remote file, several parts at a time."""
     blocks = _blocks(url)
     content = core.Content.elsewhere(blocks.read, blocks.length, blocks.near)
     with progress_bar(progress, "load") as tell, fetching([(blocks, (0, blocks.length))]):
@@ -103,24 +96,13 @@ def downloaded(url: Url, progress: Progress = None) -> core.Content:
 
 
 def read_small(url: Url) -> bytes:
-    """Reads a whole remote file in one request."""
     store, path = remote_store(url)
     with _reading(url, "all bytes"):
         return bytes(store.get(path).data)
 
 
 def write(url: Url, save: Callable[[core.Pipe], int], nbytes: int) -> None:
-    """Calls `save` with a pipe, and uploads its output to a URL.
-
-    Args:
-      url: The URL.
-      save: Writes to a pipe, and returns the number of bytes.
-      nbytes: The maximum number of bytes that it writes.
-
-    Raises:
-      OSError: If the file cannot be written, or fewer bytes are read from the pipe than were
-        written.
-    """
+    """Calls `save` with a pipe, and uploads the at most `nbytes` bytes that it writes."""
     store, path = file_at(url)
     reader, writer = core.Pipe.pair()
 

@@ -1,7 +1,4 @@
-"""Defines the interface of the stores in `disk.py`, `objects.py` and `filesystems.py`.
-
-Modules above do not depend on a specific store.
-"""
+"""Defines the interface of the stores in `disk.py`, `objects.py` and `filesystems.py`."""
 
 from __future__ import annotations
 
@@ -16,8 +13,6 @@ from treepack.errors import TreepackError
 
 
 class Entry(NamedTuple):
-    """The name of a file or directory."""
-
     name: str
     is_directory: bool
 
@@ -25,8 +20,8 @@ class Entry(NamedTuple):
 def is_hidden(name: str) -> bool:
     """Returns whether a name is of a hidden file, which systems and editors put beside others.
 
-    Such as `._model` of macOS on other file systems, `.#model` of Emacs, `.nfs01`, and `.DS_Store`.
-    Temporary files of treepack, which the next save removes, and files of Zarr are not hidden.
+    Such as `._model` of macOS, `.#model` of Emacs, `.nfs01`, and `.DS_Store`. Temporary files of
+    treepack, which the next save removes, and files of Zarr are not hidden.
     """
     return name.startswith(".") and ".treepack-" not in name and not name.startswith(".z")
 
@@ -35,8 +30,8 @@ class Stored(NamedTuple):
     """The response to a request for a file.
 
     Attributes:
-      nbytes: The size of the file in bytes; `None` if the server does not report it.
-      version: The version of the file, for conditions; `None` if unknown.
+      nbytes: The size of the file; `None` if the server does not report it.
+      version: The version of the file, or `None`.
       data: Some of its last bytes, or all.
     """
 
@@ -46,7 +41,7 @@ class Stored(NamedTuple):
 
 
 class ConditionError(TreepackError):
-    """A file changed since it was read, or does not match an expected version."""
+    """A file does not have the expected version."""
 
 
 class BadNameError(ValueError):
@@ -64,7 +59,7 @@ class Store(abc.ABC):
     path for files that cannot be read or written, and BadNameError for invalid names.
 
     Attributes:
-      is_local: Whether its files are local: they can be mapped, and directories can be locked.
+      is_local: Whether its files can be mapped, and directories locked.
       has_conditions: Whether `put` checks its condition.
     """
 
@@ -72,8 +67,7 @@ class Store(abc.ABC):
     has_conditions: bool = False
 
     @abc.abstractmethod
-    def get(self, path: str) -> Stored:
-        """Reads a whole small file."""
+    def get(self, path: str) -> Stored: ...
 
     @abc.abstractmethod
     def put(self, path: str, data: bytes, before: Any = None, *, durable: bool = True) -> None:
@@ -84,7 +78,7 @@ class Store(abc.ABC):
           data: Its content.
           before: The version that it must replace; `ABSENT` if the file must not exist. `None`
             replaces any.
-          durable: Whether to wait for the local disk; remote stores are always durable.
+          durable: Whether to wait for the local disk.
 
         Raises:
           ConditionError: If the existing version differs.
@@ -92,41 +86,32 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def link(self, source: str, target: str, *, durable: bool) -> None:
-        """Gives a file a second name, or copies it inside the store.
+        """Gives a file a second name in an existing directory, or copies it inside the store.
 
-        Args:
-          source: Its path.
-          target: The second path, in an existing directory.
-          durable: Whether to wait until the content of the file is on the local disk.
-
-        Raises:
-          OSError: If the store cannot do that with this file.
-          NotImplementedError: If it cannot do that with any file.
+        `durable` waits until the content is on the local disk. Raises an OSError if the store
+        cannot link this file, a NotImplementedError if it cannot link any.
         """
 
     @abc.abstractmethod
     def delete(self, paths: Sequence[str]) -> None:
-        """Deletes files, in one request where possible. Missing files are not an error."""
+        """Deletes files, in one request where possible. Some may be missing."""
 
     @abc.abstractmethod
-    def entries(self, path: str) -> list[Entry]:
-        """Lists a directory; a missing one has no entries."""
+    def entries(self, path: str) -> list[Entry]: ...
 
     def listed(self, path: str) -> list[Entry] | None:
         """Lists a directory; `None` if it does not exist, or may not be listed."""
         return self.entries(path) if self.is_directory(path) else None
 
     @abc.abstractmethod
-    def exists(self, path: str) -> bool:
-        """Returns whether a file or directory exists."""
+    def exists(self, path: str) -> bool: ...
 
     @abc.abstractmethod
-    def is_directory(self, path: str) -> bool:
-        """Returns whether there is a directory."""
+    def is_directory(self, path: str) -> bool: ...
 
     @abc.abstractmethod
     def remove(self, path: str) -> None:
-        """Deletes a file, or a directory with its content. A missing path is not an error."""
+        """Deletes a file, or a directory with its content, if it exists."""
 
 
 # The number of bytes to read at a time from a file that was sent.
@@ -168,29 +153,20 @@ class RemoteStore(Store):
 
     @abc.abstractmethod
     def head(self, path: str, count: int) -> Stored:
-        """Returns the size and version of a file.
+        """Returns the size and version of a file, with its last `count` bytes if the store can.
 
-        Args:
-          path: The path.
-          count: The number of its last bytes to read in the same request, if the store supports it.
-
-        Raises:
-          IsADirectoryError: If it is a directory.
+        Raises an IsADirectoryError for a directory.
         """
 
     @abc.abstractmethod
     def range(self, path: str, start: int, stop: int, version: Any) -> Buffer:
-        """Reads a range of a file, which may be short.
-
-        Raises:
-          ConditionError: If the file changed since `version`.
-        """
+        """Reads a range of a file, which may be short; a ConditionError if `version` changed."""
 
     def upload(self, path: str, parts: Iterator[bytes], nbytes: int) -> None:
-        """Writes a file atomically; `nbytes` is its maximum size.
+        """Writes a file of at most `nbytes` atomically.
 
-        An error in `parts` aborts the upload. An error after it, such as of a repeated request
-        whose first response was lost, is none if the file is there.
+        An error in `parts` aborts the upload. A later error, such as of a repeated request whose
+        first response was lost, is ignored if the file is there.
         """
         sent = _Sent(parts)
         try:
@@ -203,7 +179,7 @@ class RemoteStore(Store):
     def _upload(self, path: str, parts: Iterator[bytes], nbytes: int) -> None: ...
 
     def _holds(self, path: str, sent: _Sent) -> bool:
-        """Returns whether a file is the one that was sent, as far as it can be read."""
+        """Returns whether a file is the one that was sent, if that can be checked."""
         with contextlib.suppress(Exception):
             stored = self.head(path, 1)
             if stored.nbytes != sent.nbytes:
@@ -216,7 +192,6 @@ class RemoteStore(Store):
         return False
 
     def exists(self, path: str) -> bool:
-        """Returns whether a file or directory exists."""
         try:
             self.head(path, 1)
         except FileNotFoundError:

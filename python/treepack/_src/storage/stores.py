@@ -11,21 +11,12 @@ from treepack._src.storage.urls import Url
 
 
 def remote_store(url: Url) -> tuple[RemoteStore, str]:
-    """Returns the store of a URL, and the path in the store.
-
-    Raises:
-      ImportError: If a required package is not installed.
-      ValueError: If the store does not support the options of the URL.
-    """
+    """Returns the store of a URL, and the path in the store."""
     return objects.opened(url) or filesystems.opened(url)
 
 
 def file_at(url: Url) -> tuple[RemoteStore, str]:
-    """Returns the store of a file's URL, and the path in the store.
-
-    Raises:
-      IsADirectoryError: If the URL names a directory or bucket.
-    """
+    """Like `remote_store`, but a URL of a directory or bucket is an IsADirectoryError."""
     store, path = remote_store(url)
     # The end of a chain or query does not show whether it is a directory.
     ends = url.text.endswith("/") and "::" not in url.text and "?" not in url.text

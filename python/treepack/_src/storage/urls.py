@@ -1,4 +1,4 @@
-"""The text of URLs: what they are, and what of them may be shown."""
+"""Parses URLs, and hides their secrets."""
 
 from __future__ import annotations
 
@@ -18,30 +18,19 @@ _FILE = re.compile(r"file:/", re.IGNORECASE)
 
 
 class Url(NamedTuple):
-    """A URL with its store.
-
-    Attributes:
-      text: The URL.
-      options: The options of the store.
-      file_system: The fsspec file system that the caller passed, or `None`.
-    """
-
     text: str
     options: Mapping[str, Any]
     file_system: Any
 
     @property
     def shown(self) -> str:
-        """The URL for messages; see `shown`."""
         return shown(self.text)
 
 
 def local(text: str) -> str | None:
-    """Returns text as the path of a local file, also a `file://` URL; `None` if it is another URL.
+    """Returns text, also a `file://` URL, as the path of a local file; `None` for other URLs.
 
-    Raises:
-      ValueError: If pathlib changed a URL so that it looks like a local path, or it lacks `://`,
-        or a `file://` URL has no path.
+    Raises a ValueError if pathlib shortened `://`, or a `file://` URL has no path.
     """
     if not _URL.match(text):
         if bare := _BARE.match(text):
@@ -67,10 +56,7 @@ def local(text: str) -> str | None:
 
 
 def shown(path: str | os.PathLike[str]) -> str:
-    """Returns a path or URL as text for messages, without its login and the values of its query.
-
-    So errors and logs contain no passwords or signatures of presigned URLs.
-    """
+    """Returns a path or URL for messages, without its login and the values of its query."""
     text = str(os.fsdecode(path))  # not an `Address`
     if not _URL.match(text) or _FILE.match(text):
         return text
@@ -83,9 +69,9 @@ def shown(path: str | os.PathLike[str]) -> str:
 
 
 def without_secrets(text: str, url: str) -> str:
-    """Returns text, such as an error of a store, without the parts of the URL that `shown` hides.
+    """Removes the parts of the URL that `shown` hides from text, such as an error of a store.
 
-    In queries of other URLs, such as in requests, it hides values with names of secrets.
+    In queries of other URLs, it hides values with names of secrets.
     """
     text = text.replace(url, shown(url))
     text = _LOGIN_IN_TEXT.sub(_without_login, text)
@@ -122,7 +108,6 @@ def _without_login(match: re.Match[str]) -> str:
 
 
 def _secrets(url: str) -> list[str]:
-    """Returns the passwords and query values of a URL, longest first."""
     from urllib.parse import unquote
 
     if not _URL.match(url) or _FILE.match(url):

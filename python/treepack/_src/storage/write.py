@@ -30,7 +30,6 @@ def copied(source: str | os.PathLike[str], target: int, nbytes: int) -> int:
 
 
 def pieces(content: core.Content, start: int = 0) -> Iterator[bytes]:
-    """Yields the bytes of a content from a start on, a few MiB at a time."""
     nbytes = content.nbytes
     for at in range(start, nbytes, _PIECE_BYTES):
         yield content.read_range(at, min(at + _PIECE_BYTES, nbytes))
@@ -42,10 +41,7 @@ def temporary(
 ) -> Iterator[tuple[core.Replacement, IO[bytes]]]:
     """Yields a temporary file, and how it gets its name; removes it afterwards.
 
-    Args:
-      path: The path that it may replace.
-      given: The path or URL that errors in writing name.
-      private: Whether only the user may read it.
+    Errors in writing name `given`.
     """
     replacement = core.Replacement(path, private=private)
     try:
