@@ -49,15 +49,10 @@ def open_anything(
     mapping: Any = None,
     progress: Progress = None,
 ) -> File:
-    """Opens a file of any format.
+    """Opens a file of any format; `progress` is for files that are read whole.
 
-    Args:
-      source: Its path or URL.
-      separator: The separator between the keys in names of arrays, unless it is the usual one.
-      max_size: See `treepack.open`.
-      base: The base of a patch, unless it is beside it.
-      mapping: See `treepack.open`.
-      progress: See `treepack.save`; for files that are read whole.
+    `separator` stands between the keys in names of arrays, if it is not the usual one. `base` is
+    the base of a patch, if it is not beside it.
     """
     file = _opened(source, separator, max_size, base, progress)
     if mapping is None:

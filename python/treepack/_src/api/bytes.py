@@ -47,24 +47,22 @@ def dumps(
 ) -> bytes:
     """Encodes a tree and its structure as msgpack, as `save` writes it to a file.
 
-    Takes options of `save`, and raises the same errors.
+    Raises the errors of `save`.
 
     Args:
       tree: Any tree of dicts, lists, tuples, registered nodes and leaves.
-      metadata: Any value to store with the tree.
-      static: How to treat static data that cannot be stored; see `save`.
-      select: The leaves to encode; see `save`.
-      exclude: The leaves not to encode; see `save`.
-      compress: `True` compresses with gzip, `"numbers"` by the exponents of floats; see `save`.
-      level: The gzip level from 0 (stored) to 9 (smallest).
-      align: The alignment of arrays in bytes; see `save`. Memory of `bytes` objects is aligned to
-        16.
+      metadata: See `save`.
+      static: See `save`.
+      select: See `save`.
+      exclude: See `save`.
+      compress: See `save`.
+      level: See `save`.
+      align: See `save`. Memory of `bytes` objects is aligned to 16.
       base: The receiver's data: a tree, encoded bytes, frames, or an open `File`. The result is
-        then a patch, which `loads` reads with the same base: arrays that the base has at the same
-        path, of the same dtype and shape, are differences. Arrays on accelerators are fetched, the
-        base's too.
-      threads: The maximum number of threads that copy or compress large arrays.
-      progress: A callable of the bytes done and their total, or `True` for a bar; for compressing.
+        then a patch, which `loads` reads with the same base: arrays of the same path, dtype and
+        shape are differences. Arrays on accelerators are fetched, the base's too.
+      threads: See `save`.
+      progress: See `save`; for compressing.
 
     Examples:
       >>> import numpy as np, treepack
@@ -114,32 +112,17 @@ def loads(
         list of them, such as the frames of `buffers`, which are joined. Without a target, encodings
         of flax and of `treepack.serialization` become dicts and lists.
       target: A template.
-      strict: How leaves are compared with the target: `True`, `"exact"` or `False`; see `load`.
-      cast: Whether to cast floats to the dtypes of the target, and integers where no value changes.
-        Floats that overflow are an error, also with `dtype=`, except with `cast="overflow"`.
-      dtype: Without a target, the dtype to which all float arrays are cast.
-      arrays: The type of arrays: as saved (`"saved"`), all NumPy arrays (`"numpy"`), or all JAX
-        arrays (`"jax"`).
-      device: The device for all arrays, which become JAX arrays.
-      sharding: The sharding for all arrays, which become JAX arrays; or a pytree or function of
-        shardings.
-      copy: Whether NumPy arrays are copies; `None` returns views where possible.
-      unknown: Whether nodes of unregistered types are an error, or become dicts (`"dict"`).
-      containers: Whether containers keep their saved types, or become dicts and lists (`"plain"`).
-      static: The static data that were not saved; see `load`.
       base: The tree, encoded bytes or open `File` that a patch was made against; see `dumps`. Other
         data ignore it. The result shares unchanged JAX arrays of a base tree, unless they are tiny,
         or other devices or dtypes are requested. NumPy arrays may change later, so they are always
         new.
-      max_size: The maximum size in bytes of decompressed data, or of the encoding of a patch and
-        its base.
-      threads: The maximum number of threads.
+      max_size: The maximum bytes of decompressed data, or of the encoding of a patch and its base.
       progress: A callable of the bytes done and their total, or `True` for a bar; for
         decompressing.
+      strict: See `load`, also for other options.
 
     Raises:
-      BaseMismatchError: A TreepackError. If a patch was made against another base; it lists the
-        leaves.
+      BaseMismatchError: If a patch was made against another base; it lists the leaves.
 
     Examples:
       >>> import jax.numpy as jnp, treepack
@@ -185,16 +168,16 @@ def packed_size(
 ) -> int:
     """Returns the number of bytes that `pack_into` writes for a tree with the same options.
 
-    The size depends only on structure, shapes and dtypes, so compute it once and keep it: it takes
-    a walk of the tree. Arrays on accelerators are not transferred. With `align=1`, it equals the
-    length of the result of `to_bytes`, or of `dumps` if `described`.
+    It depends only on structure, shapes and dtypes, so compute it once: it takes a walk of the
+    tree. Arrays on accelerators are not transferred. With `align=1`, it equals the length of
+    `to_bytes`, or of `dumps` if `described`.
 
     Args:
       tree: Any tree; see `treepack.serialization.to_state_dict`.
       align: See `pack_into`.
-      described: Whether to use the encoding of `dumps`.
-      metadata: See `dumps`; only with `described=True`.
-      static: See `dumps`; only with `described=True`.
+      described: See `pack_into`.
+      metadata: See `pack_into`.
+      static: See `pack_into`.
       base: See `pack_into`. Then the size depends on the content, and this makes the patch.
 
     Raises:
@@ -231,7 +214,6 @@ def _layout(
 
 
 def _check_buffer(name: str, buffer: Any) -> None:
-    """Raises a TypeError, with a remedy, if an argument is not a buffer."""
     try:
         memoryview(buffer)
     except TypeError:
@@ -270,20 +252,20 @@ def pack_into(
     Args:
       tree: Any tree; see `treepack.serialization.to_state_dict`. Its arrays may lie in `buffer`
         itself, but not in another mapping of the same memory.
-      buffer: Any writable, contiguous buffer. Other threads and processes must not use it during
+      buffer: Any writable, contiguous buffer, which other threads and processes must not use during
         the call. Trees that were restored from it before change: their arrays view the buffer, and
-        JAX arrays made from these may view it, too.
+        so may JAX arrays made from these.
       offset: The offset in bytes at which to write. If it is a multiple of `align` and the buffer
         is aligned (shared memory is), arrays are aligned in memory.
-      align: A power of two from 1 to 64. Arrays begin at multiples of `align` bytes. An array below
-        1 KiB that wider headers cannot move far enough is aligned for its dtype. With 64, JAX on
-        CPU can use arrays in place.
+      align: A power of two from 1 to 64. Arrays begin at multiples of it. An array below 1 KiB that
+        wider headers cannot move far enough is aligned for its dtype. With 64, JAX on CPU can use
+        arrays in place.
       described: Whether to write the encoding of `dumps`, which `loads` reads.
       metadata: See `dumps`; only with `described=True`.
       static: See `dumps`; only with `described=True`.
-      base: The receiver's data: a tree, encoded bytes, frames, or an open `File`. The result is
-        then a patch, for `apply_delta`, or for `loads` if `described`; see `dumps`.
-      threads: See `treepack.serialization.to_bytes`.
+      base: The receiver's data, as for `dumps`. The result is then a patch, for `apply_delta`, or
+        for `loads` if `described`.
+      threads: See `save`.
 
     Returns:
       The number of bytes written.
@@ -327,18 +309,18 @@ def buffers(
 ) -> list[memoryview]:
     """Returns the encoding of a tree as a list of buffers, without copying large arrays.
 
-    The joined buffers equal the output of `pack_into`, with the same options. Send them one by one,
-    as a multipart ZeroMQ message, or in batches with `os.writev` or `socket.sendmsg`, which take up
-    to 1024 buffers on most systems and may write fewer bytes than they got. Contiguous arrays of at
-    least 4 KiB are not copied: their buffers view their memory, so do not change the arrays before
-    the buffers are sent. Smaller arrays are joined with the headers around them.
+    Joined, they equal the output of `pack_into`, with the same options. Send them one by one, as a
+    multipart ZeroMQ message, or in batches with `os.writev` or `socket.sendmsg`, which take up to
+    1024 buffers on most systems and may write only a part. Buffers of contiguous arrays of at least
+    4 KiB view their memory, so do not change the arrays before they are sent. Smaller arrays are
+    joined with the headers around them.
 
     Args:
       tree: Any tree; see `treepack.serialization.to_state_dict`.
       align: See `pack_into`.
-      described: Whether to use the encoding of `dumps`.
-      metadata: See `dumps`; only with `described=True`.
-      static: See `dumps`; only with `described=True`.
+      described: See `pack_into`.
+      metadata: See `pack_into`.
+      static: See `pack_into`.
       base: See `pack_into`.
 
     Returns:
@@ -368,9 +350,9 @@ def apply_delta(
     order. Afterwards, the buffer has the bytes that `pack_into` would have written. Only changed
     elements are written.
 
-    Each block is compared with its checksum while it changes. An error undoes all changes, so the
-    buffer has its old tree again; where most floats change, a byte of memory for each is kept for
-    that. A killed process undoes nothing, so let readers use another buffer, as with `pack_into`.
+    Each block is compared with its checksum while it changes. An error undoes all changes; where
+    most floats change, that takes a byte of memory for each. A killed process undoes nothing, so
+    let readers use another buffer.
 
     Args:
       patch: Any bytes-like object.
@@ -383,11 +365,11 @@ def apply_delta(
       The number of bytes of the new encoding.
 
     Raises:
-      BaseMismatchError: A ValueError. If the buffer has another tree than the one that the patch
-        was made against; it lists the leaves.
+      BaseMismatchError: If the buffer has another tree than the one that the patch was made
+        against; it lists the leaves.
       ValueError: If the new encoding is larger than the buffer, or an array has another place in
         it, as after an integer that became longer: keep counters as arrays, or pack the whole tree.
-      DecodeError: A ValueError. If the patch is damaged, or the buffer has no tree.
+      DecodeError: If the patch is damaged, or the buffer has no tree.
       BufferError: If the buffer is not writable or not contiguous.
 
     Examples:

@@ -43,13 +43,13 @@ class Difference(NamedTuple):
 
 @dataclasses.dataclass
 class Change:
-    """The change of a module between two files.
+    """The change of a module between two files; norms are Euclidean.
 
     Attributes:
       arrays: The number of arrays of the same shape in both.
-      norm: The Euclidean norm of the first version.
-      other_norm: The Euclidean norm of the second version.
-      change: The Euclidean norm of their difference.
+      norm: The norm of the first version.
+      other_norm: The norm of the second version.
+      change: The norm of their difference.
       largest: The largest absolute difference of two elements.
       nan: The number of NaNs in the first version.
       other_nan: The number of NaNs in the second version.
@@ -82,7 +82,7 @@ class Differences(Hinting, list[Difference]):
     """The differences between two checkpoints, the result of `diff`; empty if they are equal.
 
     Attributes:
-      leaves: The number of leaves that were compared.
+      leaves: The number of compared leaves.
       modules: With `stats=True`, the changes of the modules, the containers of arrays, by path.
     """
 
@@ -127,10 +127,10 @@ def diff(
       other: Likewise.
       rtol: The relative tolerance for values.
       atol: The absolute tolerance for values.
-      stats: Whether to compute norms, changes and NaNs of each module; see `Differences.modules`.
+      stats: Whether to compute norms, changes and NaNs of each module.
       mapping: A `Mapping`, or its rules, by which `one` is read, as a tree of the layout of
         `other`.
-      max_size: The maximum decompressed size in bytes of each of them; see `load`.
+      max_size: The maximum decompressed bytes of each; see `load`.
 
     Returns:
       A list of the differences, each with `path`, `kind` and `text`. With `stats=True`, its
@@ -170,7 +170,6 @@ def diff(
 
 
 def _changes(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Change]:
-    """Compares the arrays of two trees by their modules."""
     by_module: dict[str, Change] = {}
     for path, array in one.items():
         match = other.get(path)

@@ -33,8 +33,6 @@ _HEX = re.compile("[0-9a-f]{32}")
 
 
 class _Leaves(dict[str, str]):
-    """The digests of leaves by path."""
-
     def __missing__(self, path: str) -> str:
         meant = _paths.meant(path, self) if isinstance(path, str) else None
         raise MissingPathError(str(path), hint="" if meant is None else f"is it {meant!r}?")
@@ -99,8 +97,8 @@ def digest(
     their static data. NumPy and JAX arrays, and scalars of NumPy and 0-d arrays, count as equal.
 
     The digests of arrays that a run with `unchanged="link"` stores in its steps are read, not
-    computed: they are of the values that were saved. `verify` compares the bytes with their
-    checksums, `load(expect=)` computes all digests.
+    computed. `verify` compares the bytes with their checksums, `load(expect=)` computes all
+    digests.
 
     Digests find damage and mistakes, not forgery: two trees with the same digest can be
     constructed. See "Digests" in docs/format.md for the definition.
@@ -114,7 +112,7 @@ def digest(
 
     Raises:
       OSError: If the file cannot be read.
-      TreepackError: A ValueError, if the file or the tree cannot be read; see `open` and `save`.
+      TreepackError: If the file or the tree cannot be read; see `open` and `save`.
 
     Examples:
       >>> import numpy as np, tempfile, treepack
@@ -141,7 +139,7 @@ def digest(
 
 
 def check_is_one(source: Any) -> None:
-    """Raises a TypeError if the paths of several files stand in the place of a file or a tree."""
+    """Raises a TypeError for the paths of several files in the place of a file or tree."""
     paths = source if isinstance(source, (list, tuple)) else ()
     are_texts = all(isinstance(each, (str, os.PathLike)) for each in paths)
     if paths and are_texts and all(map(os.path.exists, paths)):
@@ -155,7 +153,7 @@ def _laid(tree: Any) -> File:
 
 
 def digest_of(tree: Tree, threads: int | None, *, is_stored: bool = False) -> Digest:
-    """Computes the digest of an open file or a part of it; see `digest`.
+    """Computes the digest of an open file or a part of it.
 
     With `is_stored`, digests that its files store are not computed again.
     """
@@ -219,12 +217,7 @@ def _of_windows(array: LazyArray, threads: int | None) -> bytes:
 
 
 def checked(expected: Any) -> Any:
-    """Returns a `Digest` or its digits as they are expected.
-
-    Raises:
-      TypeError: If it is neither.
-      ValueError: If it is a text of another form.
-    """
+    """Checks the form of an expected `Digest` or its digits."""
     if isinstance(expected, Digest):
         return expected
     if not isinstance(expected, str):
@@ -240,11 +233,7 @@ def checked(expected: Any) -> Any:
 
 
 def compare(found: Digest, expected: Digest | str) -> None:
-    """Compares a digest with the expected one.
-
-    Raises:
-      CorruptionError: If they differ; it names the leaves that do, if they are known.
-    """
+    """Raises a CorruptionError if digests differ; it names the leaves that do, if known."""
     if str(found) == str(expected):
         return
     text = f"digest mismatch: expected {expected}, found {found}"

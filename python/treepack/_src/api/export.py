@@ -40,7 +40,7 @@ class LoadedExported(NamedTuple):
     """The result of `load_exported`.
 
     Attributes:
-      exported: The function; `call(...)` calls it, and so does `exported.call(...)`.
+      exported: The function; `call(...)` and `exported.call(...)` call it.
       params: The tree that was saved with it.
     """
 
@@ -71,26 +71,17 @@ def save_exported(
     expired ones. The parameters do not expire.
 
     Args:
-      path: The file. Missing directories are created.
+      path: The file.
       exported: The result of `jax.export.export`. The node types among its arguments and results
         must be registered, both here and where it is loaded; see `register_tree`.
       params: Any tree; it is not compared with the arguments of the function.
-      metadata: Any value to store with the tree.
-      static: How to treat static data that cannot be stored; see `save`.
-      compress: `True` compresses with gzip, `"numbers"` by the exponents of floats; see `save`.
-        `None` uses gzip if the file name ends with `.gz`.
-      level: The gzip level from 0 (stored) to 9 (smallest).
-      align: The alignment of arrays in bytes; see `save`.
-      durable: Whether to wait until the file is on the disk.
-      threads: The maximum number of threads.
-      progress: A callable of the bytes done and their total, or `True` for a bar.
-      storage_options: Options for the store of a URL; see `save`.
+      metadata: See `save`, also for other options.
 
     Raises:
       OSError: If the file cannot be written.
-      TreepackError: A ValueError, if a node type is not registered with `jax.export`
-        (`register_tree` registers it), if a dict has keys that are not strings, or if `jax.export`
-        cannot save the function for another reason.
+      TreepackError: If a node type is not registered with `jax.export` (`register_tree` registers
+        it), if a dict has keys that are not strings, or if `jax.export` cannot save the function
+        for another reason.
       UnserializableLeafError: See `save`, also for further errors.
 
     Examples:
@@ -156,29 +147,27 @@ def load_exported(
 
     The node types of arguments, results and parameters must be registered before; importing their
     module is enough if they are decorated with `register_dataclass`. The arrays are read from the
-    file when they are used. Takes options of `load`, for the parameters.
+    file when they are used. Options are for the parameters.
 
     Args:
       path: The file, which must not be truncated or overwritten in place while it is mapped.
-      arrays: The type of arrays: as saved (`"saved"`), all NumPy arrays (`"numpy"`), or all JAX
-        arrays (`"jax"`).
-      device: The device for JAX arrays.
-      sharding: The sharding for JAX arrays, or a pytree or function of shardings.
-      static: The static data that were not saved.
-      copy: Whether NumPy arrays are copies; `None` returns views where possible.
-      mmap: Whether to map the file.
-      max_size: The maximum decompressed size in bytes.
-      threads: The maximum number of threads.
-      progress: A callable of the bytes done and their total, or `True` for a bar.
-      storage_options: Options for the store of a URL; see `save`.
+      arrays: See `load`.
+      device: See `load`.
+      sharding: See `load`.
+      static: See `load`.
+      copy: See `load`.
+      mmap: See `load`.
+      max_size: See `load`.
+      threads: See `load`.
+      progress: See `load`.
+      storage_options: See `save`.
 
     Raises:
       OSError: If the file cannot be read.
-      DecodeError: A ValueError, if the file has another format, if a node type among the arguments
-        or results of the function is not registered (see `register_tree`), or if jax refuses the
-        function, as 0.12 does with one that was exported more than six months ago.
-      UnregisteredTypeError: A DecodeError with the name, if a type among the parameters is not
-        registered.
+      DecodeError: If the file has another format, if a node type among the arguments or results of
+        the function is not registered (see `register_tree`), or if jax refuses the function, as
+        0.12 does with one that was exported more than six months ago.
+      UnregisteredTypeError: With the name, if a type among the parameters is not registered.
       ImportError: If `flatbuffers` is not installed.
 
     Examples:
@@ -234,7 +223,6 @@ def load_exported(
 
 
 def _static_of_params(static: Any) -> Any:
-    """Prefixes the paths in `static` with `params`."""
     if static is None:
         return None
     below: dict[Any, Any] = {}
@@ -245,7 +233,6 @@ def _static_of_params(static: Any) -> Any:
 
 
 def _of_params(sharding: Any) -> Any:
-    """Prefixes the paths in `sharding` with `params`."""
     if kind_of(sharding) is not None or not callable(sharding):
         return {"params": sharding}
     return lambda path, leaf: sharding(_paths.text(_paths.parts(path)[1:]), leaf)

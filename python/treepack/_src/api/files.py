@@ -73,91 +73,82 @@ def save(
 
     `load` restores the tree without a template: containers, the order of keys, keys other than
     strings, nodes of registered types with their static data, and leaves. flax reads the file as
-    well: it is msgpack with one more key, `__treepack__`, which flax ignores when it restores into
-    a dict.
+    well: it is msgpack with one more key, `__treepack__`, which flax ignores in dicts.
 
-    Writes directly from the arrays to a temporary file in the same directory, then renames it.
-    After any failure, the file is either the old or the new one. Missing directories are created.
+    Writes from the arrays to a temporary file in the same directory, then renames it: after any
+    failure, the file is either the old or the new one. Missing directories are created.
 
-    With the suffix `.msgpack` it writes the file as flax does, also for targets of flax that are
-    not dicts: without structure, index, checksums and metadata, so `load` needs a template.
-
-    With the suffix `.safetensors` or `format="safetensors"`, only the arrays are saved, as
-    safetensors, which other libraries read: names are paths with dots between their keys.
+    The suffix `.msgpack` writes flax's own form, also for its targets that are not dicts: without
+    structure, index, checksums and metadata, so `load` needs a template. The suffix `.safetensors`
+    or `format="safetensors"` saves only the arrays, for other libraries; names are paths with dots
+    between their keys.
 
     Args:
-      path: The file (a leading `~` is the home folder), a `UPath`, or a URL of a store
-        (with obstore or fsspec), where the object appears once it is complete. Suffixes of other
-        formats, such as `.npz`, are an error, and so are typos such as `.safetensor`. A file keeps
-        the permissions of the file that it replaces; a new one follows the umask.
-      tree: Any tree of dicts, lists, tuples, registered nodes and leaves. Or an iterator of pairs
-        of a path and a leaf, for trees larger than memory: they become nested dicts, whose arrays
-        are spooled to a temporary file beside `path`. Arrays of an open file are read last, so it
-        must stay open until `save` returns. Or an open `File`, which is copied an array at a time
-        with its types and metadata, or a `Tree` of one, which becomes dicts. With the suffix `.npz`
-        or `.npy`, its arrays become a file of NumPy; without a known suffix, the new file has an
-        index and a record if the old one has. Damage is an error, unless the file was opened with
-        `salvage=True`: then the intact leaves are copied.
+      path: The file (`~` is the home folder), a `UPath`, or a URL of a store (with obstore or
+        fsspec), where the object appears once it is complete. Suffixes of other formats and typos
+        such as `.safetensor` are errors. A replaced file keeps its permissions; a new one follows
+        the umask.
+      tree: Any tree of dicts, lists, tuples, registered nodes and leaves. Or, for trees larger than
+        memory, an iterator of pairs of a path and a leaf, which become nested dicts; their arrays
+        are spooled to a temporary file beside `path`. Or an open `File`, copied an array at a time
+        with its types and metadata, or a `Tree` of one, which becomes dicts; `.npz` and `.npy` get
+        its arrays, and a file without a known suffix an index and a record if the old one has.
+        Damage is an error, except with `open(salvage=True)`: then the intact leaves are copied.
+        Arrays of open files are read last: keep them open until `save` returns.
       background: Whether to write in a thread, and return a `Saving` as soon as the program may
-        change the tree: once NumPy arrays are copied and arrays on accelerators are fetched (JAX
-        arrays on CPU are immutable and only referenced). The next save to the same path waits for
-        this one, and so does the exit of the program.
-      sharded: Whether `path` becomes a directory, in which each process of `jax.distributed` writes
-        a file of its shards; see docs/sharded.md. All processes must call this with the same tree.
-        `None` does so if an array is not fully held by any single process. Safetensors keep their
-        form: each process writes some of their files.
-      step: A number for this save, such as the training step. Processes that save together compare
-        it, so that a process that missed a save cannot combine its shards with another step. It is
-        not stored; use `metadata` for that.
+        change the tree: NumPy arrays are copied, arrays on accelerators fetched, and JAX arrays on
+        CPU, which are immutable, referenced. The next save to this path and the exit of the program
+        wait for it.
+      sharded: Whether `path` becomes a directory, to which each process of `jax.distributed` writes
+        its shards; all must call this with the same tree. `None` does so if no single process holds
+        an array fully. Of safetensors, each process writes some files. See docs/sharded.md.
+      step: A number, such as the training step, which processes that save together compare, so that
+        none combines its shards with another step. It is not stored; see `metadata`.
       timeout: The maximum time in seconds that processes which save together wait for each other.
-      metadata: Any value to store with the tree, such as a step or a configuration, of plain Python
-        types or of types registered with `register_auxdata`. Unregistered dataclasses, namedtuples,
-        enums, `argparse.Namespace`s and `ConfigDict`s are stored as plain dicts and values. See
-        `read_metadata`. For safetensors a dict of strings, by default `{"format": "flax"}`.
+      metadata: Any value to store with the tree, of plain Python types or of types registered with
+        `register_auxdata`; see `read_metadata`. Unregistered dataclasses, namedtuples, enums,
+        `argparse.Namespace`s and `ConfigDict`s become plain dicts and values. For safetensors a
+        dict of strings, by default `{"format": "flax"}`.
       static: How to treat static data and leaves that cannot be stored. `"skip-code"` leaves out
-        code: functions, optimizers that consist of functions, definitions of models. A template or
-        `load(static=...)` supplies it again. Other data that cannot be stored, including the data
-        of callables, are an error. `"skip"` leaves these out, too, except arrays, also of other
-        libraries. `"error"` leaves out nothing.
-      mapping: The layout of the file, as for `load`: the tree is saved in it, each tensor made when
-        it is written. Keys of the file are divided at dots.
-      select: The leaves to save, such as `"**/lora_*"`, in the form that `select` of `load` takes;
-        not for an iterator, which yields only the leaves to save.
-        Containers that lose children become dicts. `load(path, target, missing="target")` takes the
-        other leaves from a target.
+        code (functions, optimizers of functions, definitions of models), which a template or
+        `load(static=...)` supplies again; other data, including data of callables, are an error.
+        `"skip"` leaves these out, too, except arrays, also of other libraries. `"error"` leaves out
+        nothing.
+      mapping: The layout of the file, as for `load`; each tensor is made when it is written. Keys
+        of the file are divided at dots.
+      select: The leaves to save, such as `"**/lora_*"`; see `load`. Not for an iterator. Containers
+        that lose children become dicts. `load(path, target, missing="target")` takes the rest from
+        a target.
       exclude: The leaves not to save, in the form of `select`.
       dtype: For an open file: the dtype to which its float arrays are cast.
       base: Data that readers have: a file of `save` (its path, URL or an open `File`), a tree or
-        encoded bytes. Arrays that are also in it (same path, dtype and shape) are written as
-        differences; see docs/pipelines.md. `load` and `open` find a file in the same
-        directory by its name. It must stay as it is, so it is not the saved file, and has no base
-        itself. Not for sharded saves.
+        encoded bytes. Arrays of the same path, dtype and shape are written as differences; see
+        docs/pipelines.md. `load` and `open` find a file in the same directory by its name; it must
+        stay unchanged, is not the saved file, and has no base itself. Not for sharded saves.
       format: `"safetensors"` saves to a directory as on Hugging Face: `model.safetensors`, or files
-        `model-00001-of-00002.safetensors` and their index, which is replaced last. Files of an
-        earlier save there are removed after it.
+        `model-00001-of-00002.safetensors` and their index, which is replaced last. Afterwards,
+        files of an earlier save there are removed.
       max_shard_size: The maximum size of each of these files, in bytes or as a text such as
-        `"500MB"`, in powers of 1000; by default `"5GB"`. A larger array has a file of its own.
-      separator: For safetensors and npz: the text between the keys of a path in a name. `None` is a
-        dot; for an open npz that is saved as npz, the text there.
+        `"500MB"`, in powers of 1000; by default `"5GB"`. A larger array has its own file.
+      separator: For safetensors and npz: the text between keys in a name. `None` is a dot; for an
+        open npz that is saved as npz, its text.
       compress: `True` compresses with gzip. `None` does so if the file name ends with `.gz`, except
-        in sharded saves. `"numbers"` compresses the exponents of floats: it is smaller and faster
-        for weights, but only treepack reads the file; see docs/guide.md.
+        in sharded saves. `"numbers"` compresses the exponents of floats: smaller and faster for
+        weights, but only for treepack; see docs/guide.md.
       level: The gzip level from 0 (stored) to 9 (smallest). `None` chooses by the content.
-      align: A power of two from 1 to 64. Arrays of at least 1 KiB begin at multiples of `align`
+      align: A power of two from 1 to 64. Arrays of at least 1 KiB begin at multiples of it in
         bytes. With 64, JAX on CPU can use the arrays of a mapped file in place.
       durable: Whether to wait until the file is on the disk (fsync), so that it survives a power
-        failure. Otherwise it only survives a crash of the program.
+        failure, not only a crash of the program.
       threads: The maximum number of threads that copy or compress. `None` uses the environment
         variable `TREEPACK_NUM_THREADS`, or else the number of cores.
-      progress: A callable, called regularly with the number of encoded bytes done and their total;
-        or `True` for a tqdm bar. An exception in it cancels the save, and the file stays the old
-        one.
+      progress: A callable of the encoded bytes done and their total, called regularly, or `True`
+        for a tqdm bar. An exception in it cancels the save, and the file stays the old one.
       storage_options: Options of obstore or fsspec for the store of a URL, such as credentials and
-        endpoints; see docs/stores.md. They are added to the options of a `UPath`.
+        endpoints, in addition to those of a `UPath`; see docs/stores.md.
 
     Returns:
       With `background=True`, a `Saving`, whose `result()` waits until the file is written.
-      Otherwise `None`.
 
     Raises:
       OSError: If the file cannot be written.
@@ -167,8 +158,8 @@ def save(
         or `mapping` matches nothing; if `path` has the suffix of another format; or if two arrays
         would have the same name in safetensors.
       TypeError: If metadata cannot be stored.
-      TreepackError: A ValueError, if another process fails, if processes that save together save
-        different trees, or if another job is saving to the same directory.
+      TreepackError: If another process fails or saves a different tree, or another job is saving to
+        the same directory.
 
     Examples:
       >>> import jax.numpy as jnp, tempfile, treepack
@@ -317,7 +308,6 @@ def _export(
     options: Any,
     **more: Any,
 ) -> Write:
-    """Returns a function that writes leaves in a format of another library."""
     writing = Writing.of({**options, "compress": False})
     return format.write(place, leaves, metadata, writing, export, **more)
 
@@ -365,8 +355,7 @@ def _copy(
 def _name_beside(base: Any, place: Address) -> str:
     """Returns the name of a base that is a file in the directory of a place, or an empty string.
 
-    Raises:
-      ValueError: If the place is the file of the base, which would be lost.
+    Raises a ValueError if the place is the file of the base, which would be lost.
     """
     if base is None:
         return ""
@@ -417,69 +406,63 @@ def load(
     Args:
       path: A file of `save` or its URL, the directory of a sharded checkpoint, a `UPath`, bytes, or
         a file object; see `open`. Without a target, files of flax and of `treepack.serialization`
-        become dicts and lists. Safetensors, a file or a directory, become dicts of NumPy arrays,
-        whose names have a dot between keys. Directories of Orbax become dicts and lists of NumPy
-        arrays. A file of `numpy.save` becomes an array. Gzip is recognised by its first bytes.
+        become dicts and lists, safetensors (a file or a directory) dicts of NumPy arrays with a dot
+        between keys of names, directories of Orbax dicts and lists of NumPy arrays, and a file of
+        `numpy.save` an array. Gzip is recognised by its first bytes.
       target: A template. The result has its containers. Only shape, dtype and sharding of its
         leaves matter, so `jax.ShapeDtypeStruct`s suffice (from `jax.eval_shape` or `abstract`).
-        Where the target has JAX arrays or `ShapeDtypeStruct`s, arrays become JAX arrays on the same
-        devices (not with 64-bit dtypes unless `jax_enable_x64` is set); elsewhere they become NumPy
-        arrays.
+        Where it has JAX arrays or `ShapeDtypeStruct`s, arrays become JAX arrays on the same devices
+        (not with 64-bit dtypes unless `jax_enable_x64` is set); elsewhere NumPy arrays.
       strict: How leaves are compared with the target. `True`: shapes and dtypes must be equal;
-        float64 in the file matches float32 in a target of JAX arrays, unless `jax_enable_x64` is
-        set. `"exact"`: dtypes must be equal, dicts must not have keys that the target lacks
-        (`unexpected="ignore"` allows them), and containers must have equal types where the file
-        stores them. `False`: not compared. Static data are never compared: those of the target
-        become the result. `treepack.diff` lists their differences.
+        float64 in the file matches float32 in JAX arrays, unless `jax_enable_x64` is set.
+        `"exact"`: dtypes must be equal, dicts must not have keys that the target lacks
+        (`unexpected="ignore"` allows them), and containers equal types where the file stores them.
+        `False`: not compared. Static data are never compared (`diff` does): the target's become the
+        result.
       cast: Whether to cast floats to the dtypes of the target, and integers where no value changes.
         Floats that overflow are an error, also with `dtype=` and where JAX makes float64 float32,
         except with `cast="overflow"`.
-      dtype: Without a target, the dtype to which all float arrays are cast, such as `jnp.bfloat16`,
-        each as it is loaded. Integers, bools, complex numbers, PRNG keys and Python numbers keep
-        their types.
+      dtype: Without a target, the dtype to which all float arrays are cast, such as `jnp.bfloat16`;
+        other arrays, PRNG keys and Python numbers keep their types.
       select: The leaves to load; nothing else is read. One of: a path, which selects everything
         below it and may have wildcards (`*` within one part, `**` across any number of parts); a
         tuple of the parts of a path, without wildcards; a list or set of these; a predicate on
-        paths; or a pytree of bools, each of which applies to everything below it. Other leaves of
-        the target stay unchanged; it has the whole paths, as in
+        paths; or a pytree of bools, each for everything below it. Other leaves of the target stay
+        unchanged; it has the whole paths, as in
         `load(path, {"params": params}, select="params")["params"]`. Without a target, incomplete
-        containers other than dicts become dicts with strings as keys. A pattern is an error if
-        neither the file nor the target has a match.
+        containers other than dicts become dicts with strings as keys. A pattern without a match in
+        the file and the target is an error.
       exclude: The leaves not to load, in the form of `select`. With a target, they stay unchanged.
-      mapping: The layout of the file, where it differs from that of the tree: a `Mapping`; or a
-        dict of its rules, tree: file, such as `{"params/backbone": "params/encoder"}` for other
-        names, or `{"head/kernel": ("lm_head.weight", "v m -> m v")}`; or a function of paths of the
-        target that returns the path in the file. All other options mean the tree. A leaf whose
-        rule finds nothing in the file is missing. Tensors without a rule are ignored, unless
-        `unexpected="error"`. Without a target, containers are dicts, arrays NumPy's, and leaves
-        that are code an error.
+      mapping: The layout of the file, where it differs from the tree's: a `Mapping`; or a dict of
+        its rules, tree: file, such as `{"params/backbone": "params/encoder"}` for other names, or
+        `{"head/kernel": ("lm_head.weight", "v m -> m v")}`; or a function from paths of the target
+        to paths in the file. All other options mean the tree. A leaf whose rule finds nothing in
+        the file is missing. Tensors without a rule are ignored, unless `unexpected="error"`.
+        Without a target, containers are dicts, arrays NumPy's, and leaves that are code an error.
       missing: Whether leaves of the target that the file lacks are an error, or stay unchanged
         (`"target"`). `None` in the file, as of `equinox.filter`, and empty nodes, as of
-        `optax.masked`, count as missing. An error if they are `ShapeDtypeStruct`s; a warning if
-        every leaf of the file is loaded, since it may be one of several. Unless a report is
-        returned, also an error if nothing is loaded, as where `select` takes only what the file
-        lacks, and a warning if the file has them elsewhere, or only others in their subtree.
-      mismatched: Whether arrays whose shape differs from the target's are an error, or the target's
-        stay unchanged (`"target"`), with the same errors.
+        `optax.masked`, count as missing. `ShapeDtypeStruct`s cannot stay. Warns if every leaf of
+        the file is loaded, since it may be one of several. Unless a report is returned, it is an
+        error if nothing is loaded, as where `select` takes only what the file lacks, and a warning
+        if the file has the leaves elsewhere, or only others in their subtree.
+      mismatched: The same for arrays whose shape differs from the target's.
       unexpected: Whether leaves of the file that the target lacks are an error (`"error"`) or
-        ignored (`"ignore"`). By default they are ignored in dicts and other mappings of the target,
-        and an error in its other nodes, such as a dataclass that lost a field.
-      verify: Whether to compare the file with its checksums first; see `treepack.verify`. Otherwise
-        only headers are checked, and damage in the bytes of an array goes unnoticed.
+        ignored (`"ignore"`). By default ignored in dicts and other mappings of the target, and an
+        error in its other nodes, such as a dataclass that lost a field.
+      verify: Whether to compare the file with its checksums first; see `verify`. Otherwise only
+        headers are checked, and damage in the bytes of an array goes unnoticed.
       on_corrupt: Whether damaged leaves are an error, or count as missing (`"skip"`), so that the
         target's leaves stay. With `"skip"`, damage outside of leaves is a warning. A leaf whose
         checksum is lost counts as damaged; of a file without any, leaves are loaded unverified,
-        unless `verify=True`. Warnings and the report name both. Unless a report is returned, a
-        warning if no leaf is intact.
+        unless `verify=True`. Warnings and the report name both. Unless a report is returned, warns
+        if no leaf is intact.
       return_report: Whether to also return a `Report`.
-      arrays: The type of arrays: as saved (`"saved"`), all NumPy arrays (`"numpy"`), or all JAX
-        arrays (`"jax"`). Arrays of a dtype that JAX lacks, such as `datetime64`, stay NumPy arrays;
-        so do 64-bit arrays where the target has NumPy arrays of 64 bits, unless `jax_enable_x64` is
-        set.
-      device: The device for all arrays, which become JAX arrays as with `arrays="jax"`. By default,
-        arrays are placed as in the target. Without a target, arrays get the `NamedSharding` with
-        which they were saved, if the number of devices is the same (see docs/sharded.md), or else
-        the default device.
+      arrays: The type of arrays: as saved (`"saved"`), all NumPy (`"numpy"`), or all JAX (`"jax"`).
+        Arrays of a dtype that JAX lacks, such as `datetime64`, stay NumPy arrays; so do 64-bit
+        arrays where the target has such NumPy arrays, unless `jax_enable_x64` is set.
+      device: The device for all arrays, which become JAX arrays. By default, arrays are placed as
+        in the target; without a target, with the `NamedSharding` with which they were saved, if the
+        number of devices is the same (see docs/sharded.md), or else on the default device.
       sharding: The sharding for all arrays, which become JAX arrays: a `jax.sharding.Sharding`; a
         pytree of shardings, each for everything below it; or a callable of the path and a
         `ShapeDtypeStruct` that returns a sharding. NumPy arrays without a sharding, or with `None`,
@@ -492,20 +475,20 @@ def load(
         `replicas="broadcast"`.
       copy: For NumPy arrays, as in NumPy 2. `None` returns read-only views of the file where its
         bytes are aligned for the dtype, and copies elsewhere. `True` returns writable copies.
-        `False` returns only views, and is an error for arrays that are not aligned, also if
-        they are cast then; cast arrays are new.
+        `False` returns only views, and is an error for arrays that are not aligned, also if they
+        are cast; cast arrays are new.
       mmap: Whether to map the file, so that its arrays are read from the disk when they are used.
-        While they are in use, the file may be replaced or deleted, as by `save`, but must not be
-        truncated or overwritten in place. `False` reads the whole file now.
+        Meanwhile the file may be replaced or deleted, as by `save`, but must not be truncated or
+        overwritten in place. `False` reads the whole file now.
       unknown: Whether nodes that cannot be rebuilt are an error, or become dicts of their children
         (`"dict"`): nodes of unregistered types, of types whose fields changed since, and nodes
         whose static data are neither in the file nor in `static`. Ignored with a target.
       containers: Without a target, whether containers keep their saved types, or become plain dicts
-        and lists (`"plain"`): tuples become lists, nodes of other types become dicts of their
-        children without static data, mappings keep their keys, and code becomes `None`.
-      static: The static data that were not saved (see `static` of `save`): a dict by path, such as
-        `{"tx": optimizer}`, or a tree like the saved one. A warning names paths at which the tree
-        has nothing. Not allowed with a target, which supplies them.
+        and lists (`"plain"`): tuples become lists, nodes of other types dicts of their children
+        without static data, and code `None`; mappings keep their keys.
+      static: The static data that were not saved (see `save`): a dict by path, such as
+        `{"tx": optimizer}`, or a tree like the saved one. Warns of paths that the tree lacks. Not
+        allowed with a target, which supplies them.
       base: The base of a file that was saved with `base=`: a path or URL, an open `File`, a tree or
         encoded bytes. By default, the file of the saved name in the same directory. Other files
         ignore it.
@@ -514,7 +497,7 @@ def load(
       expect: The `Digest` of the file, or its 32 digits: the whole file is compared with it before
         anything is loaded, also with `select`. See `digest`.
       threads: See `save`; for threads that decompress, cast and copy.
-      progress: See `save`; for reading and decompressing. It is not called for a mapped file.
+      progress: See `save`; for reading and decompressing. Not called for a mapped file.
       storage_options: See `save`.
 
     Returns:
@@ -523,22 +506,21 @@ def load(
 
     Raises:
       OSError: If the file cannot be read.
-      DecodeError: A ValueError with the byte offset, if the file has another format; the message
-        names the format if it is known.
-      NewerVersionError: A DecodeError, if a newer version of treepack wrote the file.
+      DecodeError: With the byte offset and, if it is known, the format, if the file has another
+        one.
+      NewerVersionError: If a newer version of treepack wrote the file.
       ValueError: If `select` or `mapping` matches nothing.
-      MismatchError: A ValueError that lists all differences, if the file does not match the target.
-      BaseMismatchError: A ValueError. If the file was saved with another `base=`, or the base
-        beside it cannot be used. A missing base is a FileNotFoundError, an OSError.
-      UnregisteredTypeError: A DecodeError with the name, if a type is not registered.
-      CorruptionError: A ValueError, if the file is damaged gzip (GzipCorruptionError) or truncated
-        gzip (GzipTruncatedError), if `verify` finds damage, or if the digest is not the one of
-        `expect`; a `Digest` there lets the error name the leaves that differ.
-      HoleError: A TreepackError, if static data were not saved, and neither `static` nor a target
-        supplies them.
-      TreepackError: A ValueError, if JAX would change the dtype of an array or the value of an
-        integer, if an array cannot be placed on its device or sharding, or if another process fails
-        with `replicas="broadcast"`.
+      MismatchError: If the file does not match the target; it lists all differences.
+      BaseMismatchError: If the file was saved with another `base=`, or the base beside it cannot be
+        used. A missing base is a FileNotFoundError.
+      UnregisteredTypeError: With the name, if a type is not registered.
+      CorruptionError: If gzip is damaged (GzipCorruptionError) or truncated (GzipTruncatedError),
+        if `verify` finds damage, or if the digest is not that of `expect`; a `Digest` there lets
+        the error name the leaves.
+      HoleError: If static data were not saved, and neither `static` nor a target supplies them.
+      TreepackError: If JAX would change the dtype of an array or the value of an integer, if an
+        array cannot be placed on its device or sharding, or if another process fails with
+        `replicas="broadcast"`. Like all errors above except OSError, a ValueError.
       ImportError: If JAX arrays were saved and jax is not installed, see `arrays`; or for a
         directory of Orbax, if TensorStore is not installed.
 

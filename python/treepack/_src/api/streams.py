@@ -39,8 +39,7 @@ def read_stream(
       storage_options: See `save`.
 
     Yields:
-      Pairs of the path of a leaf, as a tuple of keys, and the leaf. Arrays are read when they are
-      used.
+      Pairs of the path of a leaf, as a tuple of keys, and the leaf. Arrays are read when used.
 
     Raises:
       DecodeError: If the file has another format.
@@ -109,7 +108,6 @@ def spooled(leaves: Iterable[tuple[Any, Any]], path: Address) -> Iterator[Any]:
 
 
 def _pairs(leaves: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
-    """Yields pairs of a path and a leaf; raises for others, and for an iterator without any."""
     is_used = isinstance(leaves, Iterator)
     for pair in leaves:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:

@@ -36,13 +36,13 @@ def abstract(
 ) -> Any:
     """Returns the structure of a saved tree, with shapes and dtypes in place of its arrays.
 
-    Reads no array. The result is a template for `load`, as `jax.eval_shape` returns it for a
-    function that makes such a tree; arrays of NumPy then become JAX arrays. Arrays that were
-    sharded over several devices have their `sharding` if the number of devices is the same; see
-    docs/sharded.md. This initializes JAX, so call `jax.distributed.initialize` before.
+    Reads no array. The result is a template for `load`, like that of `jax.eval_shape`; arrays of
+    NumPy then become JAX arrays. Arrays that were sharded over several devices have their
+    `sharding` if the number of devices is the same; see docs/sharded.md. This initializes JAX, so
+    call `jax.distributed.initialize` before.
 
     Args:
-      path_or_data: A file of `save`, the result of `dumps`, or any other source that `open` takes.
+      path_or_data: Any source that `open` takes, such as a file of `save` or the result of `dumps`.
       unknown: See `load`.
       containers: See `load`.
       static: See `load`.
@@ -78,16 +78,16 @@ def read_metadata(
     """Returns the `metadata` of a saved tree, or `None`, without reading arrays.
 
     Args:
-      path_or_data: A file of `save`, the result of `dumps`, or any other source that `open` takes;
+      path_or_data: Any source that `open` takes, such as a file of `save` or the result of `dumps`;
         also a patch, without its base.
       unknown: Whether values that cannot be rebuilt, such as values of unregistered types, are an
-        error, or become dicts of their parts (`"dict"`); see `open`.
+        error, or become dicts of their parts (`"dict"`).
       max_size: See `load`.
       storage_options: See `save`.
 
     Raises:
-      UnregisteredTypeError: A DecodeError with the name and a path such as `metadata/c/act`, if a
-        type is not registered.
+      UnregisteredTypeError: With the name and a path such as `metadata/c/act`, if a type is not
+        registered.
       DecodeError: See `load`, also for further errors.
 
     Examples:
@@ -111,11 +111,11 @@ def read_metadata(
 def is_checkpoint(path_or_data: Openable, *, storage_options: StorageOptions = None) -> bool:
     """Returns whether a path, URL or data are a checkpoint that treepack reads.
 
-    Such a checkpoint is a file of treepack, flax or eformer, with or without gzip, the directory of
-    a sharded checkpoint or of Orbax, a file or directory of safetensors, or a file of NumPy (npz,
-    npy), or a patch, without looking for its base. Files of newer versions count, and so do files
-    whose arrays are damaged (see `verify`). Reads no array, and only the first bytes of gzip from
-    other programs above 1 MiB.
+    That is a file of treepack, flax or eformer, with or without gzip, the directory of a sharded
+    checkpoint or of Orbax, a file or directory of safetensors, a file of NumPy (npz, npy), or a
+    patch, without looking for its base. Files of newer versions count, and so do files whose arrays
+    are damaged (see `verify`). Reads no array, and only the first bytes of gzip from other programs
+    above 1 MiB.
 
     Args:
       path_or_data: Any source that `open` takes.

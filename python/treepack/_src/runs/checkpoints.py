@@ -42,11 +42,10 @@ class Checkpoints:
 
     @classmethod
     def of(cls, location: Location, prefix: str, storage_options: StorageOptions = None) -> Self:
-        """Returns those in a directory, by a path that the working directory does not change."""
+        """Returns those at a path, which the working directory does not change."""
         return cls(Folder.of(location, prefix, storage_options))
 
     def step(self, step: Any) -> int:
-        """Returns a step as an integer; raises the errors of `checked`."""
         if step is None:
             raise TypeError(
                 "step must be an integer, got None, as best() returns while no checkpoint has "
@@ -72,23 +71,18 @@ class Checkpoints:
         return [step for step, entry in self.folder.numbered().items() if entry.is_complete]
 
     def complete(self, numbered: Mapping[int, CheckpointEntry], first: int = 0) -> list[int]:
-        """Returns `steps` from `first` on, without looking again into known ones.
-
-        In a store, each look takes a request.
-        """
+        """Like `steps` from `first` on, without the request that a look into a known one takes."""
         seen = {} if self.folder.is_local else self._summaries
         entries = ((step, entry) for step, entry in numbered.items() if step >= first)
         return [step for step, entry in entries if step in seen or entry.is_complete]
 
     def intact(self, first: int = 0) -> list[Summary]:
-        """Returns the intact checkpoints from a step on, in order."""
         numbered = self.folder.numbered()
         return self.summaries(numbered, self.complete(numbered, first))
 
     def summaries(
         self, numbered: Mapping[int, CheckpointEntry], steps: Iterable[int]
     ) -> list[Summary]:
-        """Returns the summaries of the intact checkpoints."""
         summaries = (self.summary(step, is_directory=numbered[step].is_directory) for step in steps)
         return [summary for summary in summaries if summary is not None]
 
@@ -97,17 +91,13 @@ class Checkpoints:
         self._summaries.clear()
 
     def add(self, summary: Summary) -> None:
-        """Adds a checkpoint that was saved here."""
         self._summaries[summary.step] = summary
         self.damaged.pop(summary.step, None)
 
     def summary(self, step: int, *, is_directory: bool = False) -> Summary | None:
         """Returns a checkpoint, which is read once; `None` if it is damaged.
 
-        With `is_directory` it is known to be a directory.
-
-        Raises:
-          Exception: If it cannot be read for another reason; see `Contents.is_damage`.
+        Raises an error that is not damage; see `Contents.is_damage`.
         """
         if step in self.damaged:
             return None
@@ -135,11 +125,10 @@ class Checkpoints:
         return entry is None or not entry.is_complete or isinstance(error, FileNotFoundError)
 
     def read(self, step: int, work: Callable[[Contents], T], **options: Any) -> T:
-        """Calls a function with an open checkpoint; see `read`."""
         return read(self.path(step), step, work, **options)
 
     def forget(self, steps: Collection[int]) -> None:
-        """Forgets checkpoints of other steps than these, which are gone."""
+        """Forgets checkpoints of other steps, which are gone."""
         for cache in (self._summaries, self.damaged):
             for step in [*cache]:  # in one step: a signal handler may save meanwhile
                 if step not in steps:
@@ -178,11 +167,10 @@ class Checkpoints:
             yield check
 
     def check_last(self, step: int, *others: Checkpoints) -> Mapping[int, CheckpointEntry]:
-        """Returns the checkpoints of the directory, and checks that none of a later step is there.
+        """Returns the checkpoints of the directory, unless it has one of a later step.
 
-        Raises:
-          InvalidCheckpointError: If one is there. It also names those in the other directories that
-            `resume` would take.
+        That is an InvalidCheckpointError, which also names those in the other directories that
+        `resume` would take.
         """
         numbered = self.folder.numbered()
         later = reversed(self.complete(numbered, step + 1))
@@ -204,10 +192,8 @@ class Checkpoints:
     def copied(self, step: int, target: Checkpoints) -> Iterator[Callable[[], None]]:
         """Copies a local checkpoint to another directory, in one commit.
 
-        Yields a function that checks the claim of that directory.
-
-        Raises:
-          TreepackError: If it does not match its checksums; see also `room_for`.
+        Yields a function that checks the claim of that directory. Raises a TreepackError if the
+        checkpoint does not match its checksums; see also `room_for`.
         """
         entry = self.folder.numbered().get(step)
         is_directory = entry is not None and entry.is_directory
@@ -227,7 +213,6 @@ class Checkpoints:
             yield check
 
     def link_unchanged(self, full_every: int | None) -> None:
-        """Links files of unchanged leaves in saves from now on; see `Series`."""
         self._linking = Linking(full_every)
 
     def has_resumed(self, step: int) -> None:
@@ -236,7 +221,6 @@ class Checkpoints:
             self._linking.resume(self.path(step))
 
     def commit(self, step: int, options: StepOptions, *, sharded: bool, timeout: float) -> Commit:
-        """Returns the save of a step, with its options checked."""
         saved = Saved.of(options)
         saved.sharded, saved.timeout, saved.linking = sharded, timeout, self._linking
         return Commit(self, step, saved, Writing.of(options))

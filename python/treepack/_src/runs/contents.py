@@ -66,9 +66,8 @@ class Summary(NamedTuple):
 def describe(saved: Saved, step: int, seconds: float, metrics: Any, local: Any) -> Summary:
     """Adds step, time, metrics and a local item to the metadata of a save.
 
-    Returns:
-      The checkpoint. Its metrics are there once the metadata are encoded: an error in them is one
-      of the save.
+    The metrics of the result are there once the metadata are encoded: an error in them is one of
+    the save.
     """
     summary = Summary(step, seconds, stored := dict[str, float]())
 
@@ -85,11 +84,6 @@ def describe(saved: Saved, step: int, seconds: float, metrics: Any, local: Any) 
 
 
 def _numbers(metrics: Any) -> dict[str, float]:
-    """Returns metrics as they are stored.
-
-    Raises:
-      TypeError: If one is not a number.
-    """
     if not isinstance(metrics, Mapping):
         raise TypeError(
             f'metrics must be numbers by name, such as {{"loss": loss}}, got {metrics!r:.100}'
@@ -129,7 +123,6 @@ def _is_number(text: str) -> bool:
 
 
 def _encoded(local: Any) -> bytes:
-    """Encodes a local item; errors name it."""
     try:
         return dumps(local, static="error")
     except UnserializableLeafError as error:
@@ -141,18 +134,8 @@ def _encoded(local: Any) -> bytes:
 
 
 class Contents:
-    """An open checkpoint of a series.
-
-    Attributes:
-      step: Its step.
-    """
-
     def __init__(self, reader: Reader, step: int):
-        """Reads the metadata.
-
-        Raises:
-          CorruptionError: If it is a checkpoint of another step, which was moved here.
-        """
+        """Reads the metadata; a CorruptionError if it is of another step, so was moved here."""
         self.step = step
         self._reader = reader
         # The files of processes, by their numbers.
@@ -192,7 +175,6 @@ class Contents:
         return isinstance(error, _DAMAGE) or is_unreadable
 
     def load(self, template: Any, **options: Any) -> Any:
-        """Loads the state for `resume`; see `treepack.load`."""
         try:
             return File(self._reader).load(template, **options)
         except UnsummedError:
@@ -210,11 +192,6 @@ class Contents:
         return sum(nbytes for _, nbytes in self.files) if self.files else self._reader.nbytes
 
     def metadata(self) -> Any:
-        """Returns the metadata of the program.
-
-        Raises:
-          UnregisteredTypeError: If a type in them is not registered.
-        """
         metadata = metadata_in(self._reader.catalog.record, unknown_as_dict=False)
         return metadata["metadata"] if self._is_ours else metadata
 
@@ -227,14 +204,9 @@ class Contents:
         return Summary(self.step, time if is_time else None, metrics)
 
     def locals(self, index: int, count: int) -> tuple[Any, int]:
-        """Returns the local item of a process; a list of all if the number of processes differs.
+        """Returns the local item of process `index` of `count`, and the number that have saved.
 
-        Args:
-          index: The number of the process.
-          count: The number of processes that read the checkpoint.
-
-        Returns:
-          The item or the list, and the number of processes that have saved.
+        The item is a list of all if these numbers differ.
         """
         saved = len(self._files)
         if not self._is_ours:
@@ -245,11 +217,7 @@ class Contents:
         return (items if any(item is not None for item in items) else None), saved
 
     def verify(self, index: int, count: int) -> None:
-        """Compares the files with their checksums, or the share of one of several processes.
-
-        Raises:
-          CorruptionError: If there is damage.
-        """
+        """Verifies the files, or the share of one of several processes."""
         for opening in self._all[index::count]:
             file = opening()
             statuses, damage = file.verify(threads=None, progress=None)
@@ -285,18 +253,9 @@ def read(
     is_whole: bool = False,
     **options: Any,
 ) -> T:
-    """Calls a function with the open checkpoint of a step; see `read_at`.
+    """Calls a function with the open checkpoint of a step; see `read_at` and `open_regular`.
 
-    Args:
-      path: Its path or URL.
-      step: The step.
-      work: The function.
-      is_directory: Whether it is known to be a directory.
-      is_whole: Whether all of a remote file is read, in one request.
-      options: See `open_regular`.
-
-    Raises:
-      Exception: If it cannot be read; see `Contents.is_damage`.
+    With `is_whole`, all of a remote file is read, in one request.
     """
 
     def opened(path: Address) -> T:

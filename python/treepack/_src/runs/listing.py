@@ -41,12 +41,6 @@ class Checkpoint(NamedTuple):
 
 
 class Run:
-    """A directory of checkpoints by steps.
-
-    Attributes:
-      paths: The paths of its checkpoints.
-    """
-
     def __init__(self, path: Address, folder: Folder):
         self._listing = folder.listing()
         self.paths = [path / entry.name for entry in self._listing.numbered().values()]

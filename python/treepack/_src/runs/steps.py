@@ -47,9 +47,7 @@ _MOST_NUMBER = 10**18
 def checked(name: str, number: Any, cure: str, *, least: int = 0) -> int:
     """Returns a step or version as an integer.
 
-    Raises:
-      TypeError: If it is not an integer; the error ends with the cure.
-      ValueError: If it is below `least`, or too large.
+    Raises a TypeError, with the `cure`, or a ValueError below `least` or if it is too large.
     """
     try:
         if isinstance(number, bool):
@@ -63,12 +61,7 @@ def checked(name: str, number: Any, cure: str, *, least: int = 0) -> int:
 
 
 class Folder:
-    """The checkpoints in a directory whose names begin with a prefix.
-
-    Attributes:
-      directory: The path or URL of the directory.
-      begin: The prefix of the names.
-    """
+    """The checkpoints in a directory whose names begin with a prefix."""
 
     def __init__(self, directory: Address, prefix: str):
         inner, self.begin = os.path.split(prefix)
@@ -76,42 +69,32 @@ class Folder:
 
     @classmethod
     def of(cls, location: Location, prefix: str, storage_options: StorageOptions = None) -> Self:
-        """Returns one by a path that the working directory does not change."""
         return cls(Address.of(location, storage_options).fixed(), prefix)
 
     @classmethod
     def given(cls, location: Location, prefix: str, storage_options: StorageOptions = None) -> Self:
-        """Returns one by the path as it is given."""
         return cls(Address.directory(location, storage_options), prefix)
 
     @property
     def is_local(self) -> bool:
-        """Whether the directory is one of the system."""
         return self.directory.is_local
 
     @property
     def real(self) -> Address:
-        """The URL of the directory, or its path with links resolved."""
         return self.directory.real()
 
     def name(self, step: object) -> str:
         return f"{self.begin}{_jax.fetched(step)}"
 
     def path(self, name: str = "") -> Address:
-        """Returns the path of a checkpoint, or of the directory."""
         return self.directory / name if name else self.directory
 
     def fixed(self) -> Self:
-        """Returns the same folder, by a path that the working directory does not change."""
         directory = self.directory.absolute()
         return self if directory == self.directory else type(self)(directory, self.begin)
 
     def warn_of_others(self, caller: str) -> None:
-        """Warns of checkpoints whose names begin with another prefix.
-
-        Args:
-          caller: The name of the function that takes the prefix.
-        """
+        """Warns of checkpoints whose names begin with another prefix, which `caller` takes."""
         for prefix, name in itertools.islice(self.listing().others().items(), _MOST_OTHERS):
             with contextlib.suppress(OSError, ImportError, TreepackError):  # it cannot be read
                 if is_checkpoint(self.path(name)):
@@ -126,11 +109,9 @@ class Folder:
         return CheckpointEntry(self, Entry(name, inside is not None), inside)
 
     def pin(self, name: str) -> None:
-        """Writes the file that pins a checkpoint."""
         self.write(name + _PIN, b"")
 
     def write(self, name: str, data: bytes) -> None:
-        """Writes a small file."""
         self.path(name).write_bytes(data, durable=True)
 
     def read(self, name: str) -> bytes | None:
@@ -147,35 +128,24 @@ class Folder:
         return int(text) if is_step else None
 
     def listing(self, entries: list[Entry] | None = None) -> Listing:
-        """Lists the directory, unless its entries are known."""
         if entries is None:
             entries = self.directory.entries(hidden=self.begin.startswith("."))
         return Listing(self, entries)
 
     @contextlib.contextmanager
     def tidying(self, done: str) -> Iterator[None]:
-        """Lets a block remove old checkpoints.
-
-        Warns:
-          UserWarning: If they cannot be removed; it begins with `done`.
-        """
+        """Lets a block remove old checkpoints; an error is a warning, which begins with `done`."""
         try:
             yield
         except (OSError, TreepackError) as error:
             warn(f"{done}, but older checkpoints could not be removed: {error}")
 
     def numbered(self) -> dict[int, CheckpointEntry]:
-        """Returns the numbered entries of a new listing."""
         return self.listing().numbered()
 
 
 class CheckpointEntry:
-    """An entry that is, or will be, a checkpoint; a directory is listed on first use.
-
-    Attributes:
-      name: Its name.
-      is_directory: Whether it is a directory.
-    """
+    """An entry that is, or will be, a checkpoint; a directory is listed on first use."""
 
     def __init__(self, folder: Folder, entry: Entry, inside: list[Entry] | None = None):
         self.name, self.is_directory = entry.name, entry.is_directory
@@ -187,55 +157,42 @@ class CheckpointEntry:
         return self._folder.path(self.name)
 
     def inside(self) -> list[Entry] | None:
-        """Returns the entries in it, or `None` if it is a file."""
         if self.is_directory and self._inside is None:
             self._inside = self.path.entries()
         return self._inside
 
     def read(self, work: Callable[[Address], T]) -> T:
-        """Calls a function with its path; see `read_at`."""
         return read_at(self.path, work)
 
     def names(self) -> Names:
-        """Returns the names in it; none if it is a file."""
         if self._names is None:
             self._names = Names([entry.name for entry in self.inside() or ()])
         return self._names
 
     @property
     def is_complete(self) -> bool:
-        """Whether its save has ended."""
         return not (self.is_directory and self.names().are_unfinished)
 
     @property
     def is_sharded(self) -> bool:
-        """Whether it is a directory with a manifest."""
         return self.is_directory and self.names().are_sharded
 
     @property
     def is_special(self) -> bool:
-        """Whether it is a pipe, a device or the like."""
         return self.path.is_special()
 
     @property
     def is_foreign(self) -> bool:
-        """Whether it is a directory with files of other programs."""
         return self.is_directory and self.names().has_others
 
 
 class Listing:
-    """The content of the directory of a series at one time.
-
-    Attributes:
-      folder: The series.
-      entries: All of it.
-    """
+    """The content of the directory of a series at one time."""
 
     def __init__(self, folder: Folder, entries: list[Entry]):
         self.folder, self.entries = folder, entries
 
     def begun(self) -> list[CheckpointEntry]:
-        """Returns the entries whose names begin with the prefix."""
         begin = self.folder.begin
         return [
             CheckpointEntry(self.folder, entry)
@@ -246,8 +203,8 @@ class Listing:
     def numbered(self) -> dict[int, CheckpointEntry]:
         """Returns the entries that are named by the prefix and an integer, by step, in order.
 
-        Entries with other names, such as `step_7.bak` or `step_007`, are not of the series. Where
-        a store has a file and a directory of one name, the file is the one that is read.
+        Other names, such as `step_7.bak` or `step_007`, are not of the series. Where a store has a
+        file and a directory of one name, the file is the one that is read.
         """
         numbered: dict[int, CheckpointEntry] = {}
         for entry in sorted(self.begun(), key=lambda entry: entry.is_directory):
@@ -256,7 +213,6 @@ class Listing:
         return dict(sorted(numbered.items()))
 
     def pinned(self) -> set[int]:
-        """Returns the steps that are pinned by files."""
         names = (entry.name for entry in self.entries if entry.name.endswith(_PIN))
         steps = {self.folder.step(name.removesuffix(_PIN)) for name in names}
         return {step for step in steps if step is not None}
@@ -271,18 +227,10 @@ class Listing:
         }
 
     def remove(self, gone: Iterable[str], unfinished: Iterable[str]) -> None:
-        """Removes checkpoints, in order, and leftovers of killed saves as far as possible.
+        """Removes checkpoints, in order, and unfinished directories of killed saves if possible.
 
-        Args:
-          gone: The names of the checkpoints.
-          unfinished: The names of directories of saves that have not ended.
-
-        Raises:
-          OSError: If checkpoints cannot be removed for another reason than permission; of a local
-            directory, the others are removed before.
-
-        Warns:
-          UserWarning: If permission to remove checkpoints is denied.
+        Without permission for checkpoints, warns. Another OSError is raised; of a local directory,
+        the others are removed before.
         """
         path_of, kept, failed = self.folder.path, [], list[OSError]()
         directories = {entry.name for entry in self.entries if entry.is_directory}
@@ -324,14 +272,10 @@ def read_at(path: Address, work: Callable[[Address], T]) -> T:
 
 
 def spaced(items: Iterable[tuple[T, float]], distance: float) -> Iterator[T]:
-    """Yields the first of items, and each that is far enough from the one yielded before.
+    """Yields the first of items, and each at least `distance` after the one yielded before.
 
-    Removed and later items do not change the choice among the others. An item before the last one
-    yielded is far enough, too: the clock was set back.
-
-    Args:
-      items: The items with their positions, in order.
-      distance: The least distance.
+    `items` are in order, with positions. Removed and later items do not change the choice among the
+    others. An item before the last one yielded is far enough, too: the clock was set back.
     """
     last = -math.inf
     for item, position in items:

@@ -58,7 +58,7 @@ class Version(NamedTuple):
 
     Attributes:
       name: Its unique name.
-      patch: The size in bytes of its patch of the version before; `None` if it has none.
+      patch: The bytes of its patch of the version before; `None` if it has none.
       anchor: Its anchor, if it has one.
     """
 
@@ -84,7 +84,6 @@ class Head(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of the newest version; empty if there is none."""
         return self.versions[-1].name if self.versions else ""
 
     @property
@@ -94,7 +93,6 @@ class Head(NamedTuple):
 
     @property
     def newest(self) -> str:
-        """The newest version as text."""
         return f"version {self.number}" if self.versions else "no version"
 
     def encoded(self, tree: Any, static: Static) -> tuple[core.Content, core.Content]:
@@ -107,7 +105,6 @@ class Head(NamedTuple):
         return patch, core.join(patch, base, max_size=None, threads=None)[0]
 
     def holds(self, content: core.Content) -> bool:
-        """Returns whether the newest version has this encoding."""
         return self.content is not None and _sum_of(content) == _sum_of(self.content)
 
 
@@ -129,16 +126,10 @@ class Versions:
         return self._path.shown
 
     def number(self, newer_than: Any) -> int:
-        """Returns the number of a version, or -1 for none; raises the errors of `checked`."""
         return checked("newer_than", newer_than, "pass the number of a version", least=-1)
 
     def head(self) -> Head:
-        """Reads the head.
-
-        Raises:
-          CorruptionError: If it is damaged.
-          NewerVersionError: If a newer treepack wrote it.
-        """
+        """Reads the head; raises a CorruptionError or NewerVersionError."""
         path = self._path / HEAD
         data, stored = path.versioned()
         with naming(path):
@@ -147,14 +138,8 @@ class Versions:
     def loaded(self, head: Head, held: Head | None = None, max_size: int | None = None) -> Head:
         """Returns a head with its newest version, assembled from the fewest bytes.
 
-        Args:
-          head: The head, which has a version.
-          held: One with its version in memory, perhaps the same.
-          max_size: The maximum size of the version in bytes.
-
-        Raises:
-          FileNotFoundError: If an object is gone.
-          CorruptionError: If an object is damaged.
+        `held` is a head with its version in memory, perhaps the same. Raises a FileNotFoundError or
+        CorruptionError if an object is gone or damaged.
         """
         start, is_anchor = _start(head.versions, held)
         content = None if held is None else held.content
@@ -182,14 +167,10 @@ class Versions:
 
     @contextlib.contextmanager
     def turn(self, version: Any) -> Iterator[int]:
-        """Keeps other threads, and other jobs in a local directory, from publishing meanwhile.
+        """Keeps other threads, and other jobs in a local directory, from publishing.
 
-        Yields the number of the version to publish.
-
-        Raises:
-          TypeError: If it is not an integer.
-          BusyError: If a signal handler has interrupted a turn of this thread, or another job has
-            the lease of the directory.
+        Yields the number of the version to publish. Raises a BusyError if a signal handler has
+        interrupted a turn of this thread, or another job has the lease of the directory.
         """
         number = checked("version", version, "pass the step")
         check_in_time()
@@ -236,7 +217,7 @@ class Versions:
         self._permit.commit(self._path / HEAD, head.data, before.stored, durable=durable)
 
     def tidy(self, head: Head) -> None:
-        """Removes objects that the head does not name, unless another job took over meanwhile."""
+        """Removes objects that the head does not name, unless another job took over."""
         if not self._permit.is_held:  # then that job does it
             return
         kept = {f"{version.name}.treepack" for version in head.versions}
@@ -251,7 +232,6 @@ class Versions:
 
 
 def _sum_of(content: core.Content) -> int:
-    """Returns the CRC-32 of a content."""
     return functools.reduce(lambda crc, piece: zlib.crc32(piece, crc), pieces(content), 0)
 
 

@@ -37,11 +37,7 @@ _MOST = 2
 
 
 class Fast:
-    """The fast tier of a series.
-
-    Attributes:
-      checkpoints: Its checkpoints.
-    """
+    """The fast tier of a series."""
 
     def __init__(self, checkpoints: Checkpoints, durable: Checkpoints, keep: Keep | None):
         self.checkpoints = checkpoints
@@ -58,8 +54,7 @@ class Fast:
     def save(self, step: int, write: Callable[[Progress], None], progress: Progress) -> None:
         """Saves a checkpoint here, and begins to copy it.
 
-        Raises:
-          InvalidCheckpointError: If a later one is in either directory.
+        Raises an InvalidCheckpointError if a later one is in either directory.
         """
         self.check(bind=True)
         both = self.checkpoints, self._durable
@@ -91,15 +86,10 @@ class Fast:
         return [fast] if is_known else [fast, self._durable]
 
     def check(self, *, bind: bool = False, afresh: bool = False) -> None:
-        """Checks that the fast directory belongs to the run.
+        """Raises a TreepackError if the fast directory is of another run, or of a removed one.
 
-        Args:
-          bind: Whether a new directory becomes the fast directory of the run, or one that was
-            removed during the run.
-          afresh: Whether to look again in the durable directory.
-
-        Raises:
-          TreepackError: If it belongs to another run, or to one that was removed.
+        With `bind`, a new or removed directory becomes that of the run. With `afresh`, the durable
+        directory is read again.
         """
         durable, fast = (tier.folder for tier in (self._durable, self.checkpoints))
         there = durable.read(FILE) if afresh or self._run is None else self._run
@@ -118,7 +108,6 @@ class Fast:
         self._run = run
 
     def steps(self) -> list[int]:
-        """Returns the steps of the checkpoints of both directories, in order."""
         # In this order, since one may be copied and removed meanwhile.
         return sorted({*self.checkpoints.steps()} | {*self._durable.steps()})
 
@@ -137,7 +126,6 @@ class Fast:
         return mine is not None and other is not None and (other.time or 0) > (mine.time or 0)
 
     def begin_copying(self) -> None:
-        """Begins to copy, in a thread, all checkpoints that are not copied."""
         if self.checkpoints.steps():
             with contextlib.suppress(RuntimeError, MemoryError):  # no thread: the next one does it
                 self._begin()
@@ -148,11 +136,7 @@ class Fast:
             self._copies.setdefault(copying, False)
 
     def finish(self) -> None:
-        """Waits until all checkpoints are copied.
-
-        Raises:
-          Exception: If it cannot be copied.
-        """
+        """Waits until all checkpoints are copied, and raises the error of a copy."""
         if self.checkpoints.steps():
             self._begin()
         self._line.wait()
@@ -163,7 +147,6 @@ class Fast:
             copies[-1].result()
 
     def warn(self) -> None:
-        """Warns of errors in copying."""
         for copying in self._take(are_done=True):
             if copying.has_unretrieved_error:
                 warn(
@@ -181,7 +164,6 @@ class Fast:
         return taken
 
     def _copy_all(self, copying: Saving) -> None:
-        """Copies the uncopied checkpoints, the oldest first, and removes old ones."""
         self._copies[copying] = True
         self.check(bind=self._run is not None, afresh=True)
         tried: set[tuple[int, float | None]] = set()
@@ -201,7 +183,6 @@ class Fast:
             raise errors[-1]
 
     def _check_saved(self) -> None:
-        """Raises an error if the checkpoint that was saved last cannot be copied."""
         step = self._saved
         if step == self._copied or self.checkpoints.steps()[-1:] != [step]:
             return
@@ -211,11 +192,6 @@ class Fast:
             raise error
 
     def _copy(self, summary: Summary) -> None:
-        """Copies a checkpoint to the durable directory.
-
-        Raises:
-          TreepackError: If it does not match its checksums.
-        """
         with self.checkpoints.copied(summary.step, self._durable) as check:
             self._durable.add(summary)
             tidy(self._durable, summary.step, self._keep, check)
@@ -239,11 +215,7 @@ class Fast:
     def _tidy(self, *, protected: int) -> list[Summary]:
         """Removes copied checkpoints except the newest, and those between that only `last` keeps.
 
-        Args:
-          protected: The number of the first checkpoints that stay, as another thread may copy them.
-
-        Returns:
-          Those that are not copied.
+        The first `protected` ones stay, as another thread may copy them. Returns the uncopied ones.
         """
         there = self._intact()
         left = self._uncopied(there)
@@ -264,7 +236,6 @@ class Fast:
         return kept | self._durable.folder.listing().pinned()
 
     def _remove(self, steps: Sequence[int]) -> None:
-        """Removes checkpoints, and damaged ones before the newest."""
         folder = self.checkpoints.folder
         listing = folder.listing()
         numbered = listing.numbered()
@@ -280,8 +251,7 @@ class Fast:
     def _make_room(self) -> None:
         """Makes room for one more checkpoint: drops some, waits for copies, or drops more.
 
-        Warns:
-          UserWarning: If copying has failed, and checkpoints are dropped that are not copied.
+        Warns if copying has failed, and uncopied checkpoints are dropped.
         """
         for is_first in (True, False):
             if self._has_room():
@@ -322,5 +292,5 @@ class Fast:
 
 
 def _replaces(one: Summary, other: Summary) -> bool:
-    """Returns whether another checkpoint is a copy of one, or comes after it."""
+    """Returns whether `other` is a copy of `one`, or comes after it."""
     return (other.step, other.time or 0) >= (one.step, one.time or 0)

@@ -23,8 +23,6 @@ _KEPT = 16
 
 
 class Intervals:
-    """The intervals of a series."""
-
     def __init__(self, every: int | None, seconds: float | None, meeting: Meeting):
         self._every, self._seconds, self._meeting = every, seconds, meeting
         self._generation = self._number = self._forgotten = 0
@@ -65,7 +63,6 @@ class Intervals:
         return functools.partial(self._forget, self._generation - _KEPT)
 
     def _forget(self, now: int) -> None:
-        """Deletes the messages before a generation, once all have saved together."""
         for generation in range(self._forgotten, now):
             self._meeting.forget(str(generation))
         self._forgotten = max(self._forgotten, now)

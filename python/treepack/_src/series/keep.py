@@ -33,14 +33,13 @@ class Keep:
 
     Args:
       last: The number of last checkpoints that stay; at least 1.
-      every: The minimum number of steps between older checkpoints that also stay: the first one,
-        the first that is at least `every` steps after it, and so on. Of steps 0, 1, 2, …,
-        `every=4` keeps 0, 4, 8, ….
+      every: The minimum number of steps between older checkpoints that also stay, beginning with
+        the first one: of steps 0, 1, 2, …, `every=4` keeps 0, 4, 8, ….
       seconds: The minimum number of seconds between the saves of older checkpoints that also stay.
-      best: The name of a metric, the number of best checkpoints by it that also stay, and whether
-        the least (`"min"`) or greatest (`"max"`) values are best. Of equal values the later one is
-        better; checkpoints without the metric, or with NaN, are never best. While no checkpoint has
-        the metric, all with other metrics stay, and saves warn.
+      best: A metric, the number of best checkpoints by it that also stay, and `"min"` or `"max"`
+        for the least or greatest values. Of equal values the later one is better; checkpoints
+        without the metric, or with NaN, are never best. While no checkpoint has the metric, all
+        with other metrics stay, and saves warn.
 
     Raises:
       ValueError: If a number is too small, or `best` has another form.
@@ -110,11 +109,7 @@ def _is_count(value: Any) -> bool:
 
 
 def check_mode(mode: Any, call: str) -> None:
-    """Checks whether the least or greatest values of a metric are best.
-
-    Raises:
-      ValueError: If that is not said; `call` is the text before it.
-    """
+    """Raises a ValueError, with the text of the `call`, unless the mode is `min` or `max`."""
     if mode not in ("min", "max"):
         got = "" if mode is None else f", got {mode!r:.100}"
         raise ValueError(
@@ -124,7 +119,6 @@ def check_mode(mode: Any, call: str) -> None:
 
 
 def quoted(name: str) -> str:
-    """Returns the name of a metric as a program writes it."""
     return json.dumps(name, ensure_ascii=False)[:_MOST_NAME]
 
 
@@ -142,7 +136,7 @@ def tidy(
 ) -> None:
     """Removes the checkpoints that no rule keeps any more, after the commit of a step.
 
-    None is removed if another job holds the claim of the directory by now. An error is a warning,
+    Removes none if another job holds the claim of the directory by now. An error is a warning,
     since the save has succeeded. A damaged one is removed once `keep.last` later ones are intact.
     """
     if keep is None:

@@ -25,20 +25,19 @@ _ATTEMPTS = 5
 class Publisher(Advising):
     """Publishes the versions of a tree, such as a policy, to any number of `Subscriber`s.
 
-    Each version is written to the directory as a patch of the previous one (see `dumps`), and at
-    intervals also as an *anchor*, which has the whole tree. The last two anchors stay, and all
-    versions since the first of them. A version appears atomically, when a small file that names it,
-    `head.json`, is replaced.
+    Each version is written as a patch of the previous one (see `dumps`), and at intervals also as
+    an *anchor*, which has the whole tree. The last two anchors stay, and all versions since the
+    first of them. A version appears atomically, when the small file `head.json`, which names it, is
+    replaced.
 
-    A publisher that starts continues after the newest version there, which it reads. Of two
-    publishers, the one that did not push last gets an error. The last version stays in memory,
-    encoded, and a push briefly needs twice that. Threads may share a publisher: their pushes wait
-    for each other.
+    A publisher that starts continues after the newest version, which it reads. Of two publishers,
+    the one that did not push last gets an error. The last version stays in memory, encoded, and a
+    push briefly needs twice that. Threads may share a publisher: their pushes wait for each other.
 
     Args:
       path: The directory, or its URL. The first push makes it.
       anchor_every: The number of versions from one anchor to the next.
-      durable: Whether to wait until a version is on the local disk (fsync); see `save`.
+      durable: Whether to wait until a version is on the local disk (fsync).
       storage_options: See `save`.
 
     Raises:
@@ -84,9 +83,8 @@ class Publisher(Advising):
 
         Args:
           tree: Any tree; see `save`. Arrays on accelerators are fetched once.
-          version: The number of the version, such as the training step; greater than all previous
-            ones.
-          static: Static data and leaves that have no form in files; see `save`.
+          version: The number of the version, such as the training step; greater than all before.
+          static: See `save`.
 
         Raises:
           TreepackError: A ValueError. If the version is not newer than the newest one, or another
@@ -116,13 +114,9 @@ class Publisher(Advising):
                 self._tidy()
 
     def _settle(self, number: int) -> bool:
-        """Finds the newest version, and checks that this one is newer.
+        """Raises a BusyError if another publisher has pushed, or the version is not newer.
 
-        Returns:
-          Whether the last push, of this number, was published though it raised an error.
-
-        Raises:
-          BusyError: If another publisher has pushed.
+        Returns whether the last push, of this number, was published though it raised an error.
         """
         current = self._versions.head()
         is_repeated = False
@@ -142,7 +136,7 @@ class Publisher(Advising):
         return is_repeated
 
     def _loaded(self) -> Head:
-        """Returns the head with its version, read once, unless there is none, or it is damaged."""
+        """Returns the head with its version, read once; without it if that is damaged."""
         if self._head.content is None and self._head.versions:
             with contextlib.suppress(TreepackError, FileNotFoundError):  # then comes an anchor
                 self._head = self._versions.loaded(self._head)
@@ -172,7 +166,6 @@ class Publisher(Advising):
         )
 
     def _tidy(self) -> None:
-        """Removes old objects, and leftovers of failed pushes."""
         try:
             self._versions.tidy(self._head)
             self._has_tidied = True
@@ -188,13 +181,13 @@ class Subscriber(Advising):
     """Receives the versions of a `Publisher`, from any process or host.
 
     It keeps the newest received version in memory, encoded. For a newer one it reads the patches
-    since then, or an anchor and the patches after it, whichever are fewer bytes. Each version is
-    intact: all bytes are compared with checksums. Threads may share a subscriber.
+    since then, or an anchor and the patches after it, whichever are fewer bytes. All bytes are
+    compared with checksums. Threads may share a subscriber.
 
     Args:
       path: The directory, or its URL.
       max_size: The maximum size of a version in bytes, encoded.
-      storage_options: See `load`.
+      storage_options: See `save`.
 
     Examples:
       >>> import tempfile, treepack
@@ -258,7 +251,7 @@ class Subscriber(Advising):
         Args:
           template: A template of the tree; see `load`.
           newer_than: The number of a version; by default the last one received, by any thread.
-          timeout: The maximum time to wait in seconds.
+          timeout: The maximum time in seconds.
           strict: See `load`, also for other options.
 
         Raises:
@@ -293,13 +286,9 @@ class Subscriber(Advising):
     def _restored(
         self, held: Head | None, head: Head, template: Any, options: ChoiceOptions
     ) -> tuple[int, Any]:
-        """Reads the newest version, unless it is held, and restores it.
+        """Restores the newest version, and reads it unless it is `held`.
 
-        Args:
-          held: The version that was held before the head was read. Other threads may replace it.
-          head: The head.
-          template: The template.
-          options: The options of `load`.
+        `held` is from before the head was read. Other threads may replace it.
         """
         before = held
         for left in reversed(range(_ATTEMPTS)):

@@ -44,14 +44,7 @@ class Resuming:
     """The search for the newest intact checkpoint, and its load.
 
     Attributes:
-      checkpoints: The series.
-      fast: Its fast tier, if it has one.
-      template: The template of the state.
-      timeout: The maximum time to wait for other processes in seconds.
-      is_verified: Whether all bytes are compared with their checksums.
       mmap: Whether files are mapped; `None` maps the files of a directory.
-      max_size: The maximum decompressed size.
-      options: Options of `load`.
       skipped: The checkpoints that are not intact so far, with their errors, the latest first.
     """
 
@@ -72,11 +65,7 @@ class Resuming:
     def __call__(self) -> Loaded | None:
         """Loads the newest intact checkpoint, the same in all processes.
 
-        Returns:
-          The checkpoint; `None` if none was ever completed.
-
-        Raises:
-          CorruptionError: If there are checkpoints, and none of them is intact.
+        Returns `None` if none was ever completed; a CorruptionError if none is intact.
         """
         if self.fast is not None:
             self.fast.check()
@@ -152,11 +141,6 @@ class Resuming:
         self.skipped = [pair for pair in self.skipped if pair[0] != step]
 
     def _load(self, step: int, contents: Contents) -> Loaded:
-        """Loads an open checkpoint.
-
-        Raises:
-          Exception: If it is not intact; see `Contents.is_damage`.
-        """
         local, saved = contents.locals(self._index, self._count)
         is_alone = self._count == 1
         if self.is_verified and not is_alone:  # each process verifies a part
@@ -200,7 +184,6 @@ class Resuming:
 
 
 def _is_gone(checkpoints: Checkpoints, step: int, error: Exception) -> bool:
-    """Returns whether a checkpoint that cannot be read has been removed."""
     if isinstance(error, UnfinishedError):
         return step not in checkpoints.folder.numbered()
     return checkpoints.is_gone(step, error)

@@ -41,14 +41,14 @@ class Series(Advising, lists="steps"):
     """The checkpoints of a training run: saved atomically, kept by rules, resumed.
 
     The checkpoint of step 1000 is `step_1000` in the directory: a file as `treepack.save` writes
-    it, or with several processes a directory. Its tree is the state, for `load`, `open`, `verify`
-    and the command line. Files with other names are left alone. Threads may share a series, unless
-    there are several processes: their saves wait for each other, and steps must still increase.
+    it, or with several processes a directory; `load`, `open`, `verify` and the command line read
+    it. Files with other names are left alone. Threads may share a series, unless there are several
+    processes: their saves wait for each other, and steps must still increase.
 
     Args:
       path: The directory of the run, or its URL. The first save makes it.
       keep: The rules for the checkpoints that stay. `None` removes nothing.
-      every: The steps that `should_save` saves: the multiples of this number.
+      every: `should_save` saves the multiples of this number.
       seconds: The minimum number of seconds between saves by `should_save`. Without this and
         `every`, it saves each step.
       prefix: The prefix of the names of checkpoints, so that several series may share a directory.
@@ -58,7 +58,7 @@ class Series(Advising, lists="steps"):
       fast: A local directory, such as `"/dev/shm/run"`, to which `save` saves; a thread copies from
         there to `path`. It holds at most three checkpoints. If copying takes longer than the
         intervals between saves, checkpoints that only `last` keeps are not copied; `save` waits
-        until checkpoints that another rule keeps are copied. Only for programs of one process.
+        for the copies of checkpoints that another rule keeps. Only for programs of one process.
       unchanged: `"write"` writes all leaves of each step. `"link"` saves directories, and links the
         files of unchanged leaves to those of the last step that this object saved or resumed; each
         step stays whole without the others. A damaged file harms all steps that share it.
@@ -67,8 +67,8 @@ class Series(Advising, lists="steps"):
       storage_options: See `save`.
 
     Attributes:
-      skipped: The checkpoints that the last `resume` skipped because they are damaged: pairs of a
-        step and its error, the latest first.
+      skipped: The damaged checkpoints that the last `resume` skipped: pairs of a step and its
+        error, the latest first.
       local: The data that this process passed as `local=` to the save of the resumed step. If
         another number of processes saved it, the list of the data of all of them.
 
@@ -175,15 +175,8 @@ class Series(Advising, lists="steps"):
           local: A small tree of this process alone, such as the state of its data iterator;
             `resume` sets `local` to it.
           background: Whether to write in a thread, and to return a `Saving` as soon as the program
-            may change the state; see `treepack.save`.
-          metadata: Any value to keep with the state; see `treepack.save`, also for other options.
-          static: Static data and leaves that have no form in files.
-          compress: Whether to compress, or how.
-          level: From 0 (stored) to 9 (smallest).
-          align: The alignment of arrays.
-          durable: Whether the checkpoint is on the disk before others are removed.
-          threads: The maximum number of threads that copy or compress.
-          progress: A callable of the bytes done and their total, or `True` for a bar.
+            may change the state.
+          metadata: See `treepack.save`, also for other options.
 
         Returns:
           With `background=True` a `Saving`, whose `result()` waits until all is written.
@@ -241,11 +234,11 @@ class Series(Advising, lists="steps"):
 
         Args:
           template: A template of the state; see `treepack.load`.
-          verify: `"all"` compares all bytes with their checksums. `"manifest"` compares only the
-            record and sizes, so changed bytes in an array go unnoticed.
+          verify: `"all"` compares all bytes with their checksums; `"manifest"` only the record and
+            sizes, so changed bytes in an array go unnoticed.
           mmap: Whether to map files rather than read them. `None` maps the files of a directory,
-            since each device needs only a part. On network file systems, a mapped file must not be
-            removed by another host, as later saves do.
+            since each device needs only a part. On network file systems, another host must not
+            remove a mapped file, as later saves do.
           max_size: The maximum decompressed size in bytes.
           select: See `treepack.load`, also for other options.
 
@@ -288,7 +281,7 @@ class Series(Advising, lists="steps"):
         return loaded.step, loaded.state
 
     def steps(self) -> list[int]:
-        """Returns the steps of all checkpoints, in order. Reads only names, no file."""
+        """Returns the steps of all checkpoints, in order. Reads only names."""
         return (self._checkpoints if self._fast is None else self._fast).steps()
 
     def path(self, step: int) -> str:
@@ -356,8 +349,8 @@ class Series(Advising, lists="steps"):
     def keep(self, step: int) -> None:
         """Keeps a checkpoint regardless of the rules, also after a restart.
 
-        It writes an empty file beside it, such as `step_1000.keep`. Remove that file to leave the
-        checkpoint to the rules again. Of several processes, process 0 writes it.
+        It writes an empty file beside it, such as `step_1000.keep`; remove that to return to the
+        rules. Of several processes, process 0 writes it.
 
         Raises:
           TreepackError: A ValueError. If the step has no checkpoint.
@@ -390,10 +383,9 @@ class Series(Advising, lists="steps"):
         """Saves once more before the program ends by SIGTERM.
 
         Within the block, SIGTERM makes `should_save` true. The next `save`, or else the end of the
-        block, waits until all is written, and exits with the status 143 (`SystemExit`). In one
-        process this replaces the handler of SIGTERM during the block, and must be called in the
-        main thread. Several processes use the preemption service of `jax.distributed`, and call
-        `should_save` for each step.
+        block, waits until all is written, and exits with the status 143 (`SystemExit`). One process
+        replaces the handler of SIGTERM, and must call this in the main thread. Several processes
+        use the preemption service of `jax.distributed`, and call `should_save` for each step.
 
         Raises:
           SystemExit: If the program received SIGTERM.
@@ -439,7 +431,7 @@ class Series(Advising, lists="steps"):
     def wait(self) -> None:
         """Waits until all saves in the background have ended, and with `fast=` are copied.
 
-        The end of a `with` block waits as well: `with treepack.Series(path) as run:`.
+        The end of `with treepack.Series(path) as run:` waits as well.
 
         Raises:
           Exception: The error of the last save, or of the copy.
@@ -462,14 +454,12 @@ class Series(Advising, lists="steps"):
             tidy(self._checkpoints, step, self._keep, check)
 
     def _exit_if_preempted(self) -> None:
-        """Ends the program after a save if it received SIGTERM."""
         preemption = self._meeting.preemption
         if preemption is not None and preemption.number is not None:
             self.wait()
             raise preemption.exit()
 
     def _wait(self) -> None:
-        """Waits for the previous save, and warns of its error unless it was retrieved."""
         self._saves.wait()
         last, self._last = self._last, None
         if last is not None and last.has_unretrieved_error:
@@ -484,11 +474,9 @@ class Series(Advising, lists="steps"):
             )
 
     def _holder(self, step: int) -> Checkpoints:
-        """Returns the directory with the checkpoint of a step, whether or not it is there."""
         return self._checkpoints if self._fast is None else self._fast.holder(step)
 
     def _read(self, step: int, work: Callable[[Contents], T], *, is_last: bool = False) -> T:
-        """Calls a function with an existing checkpoint."""
         self._check_existing(step)
         step = self._checkpoints.step(step)
         try:
@@ -499,7 +487,6 @@ class Series(Advising, lists="steps"):
         return self._read(step, work, is_last=True)
 
     def _check_existing(self, step: int) -> None:
-        """Checks that there is a checkpoint of a step, once saves have ended."""
         self._saves.wait()
         steps = self.steps()
         if self._checkpoints.step(step) not in steps:
@@ -509,11 +496,6 @@ class Series(Advising, lists="steps"):
 
 
 def _links(unchanged: str, full_every: int | None, sharded: bool | None) -> bool:
-    """Returns whether files of unchanged leaves are linked.
-
-    Raises:
-      ValueError: If the options exclude each other.
-    """
     if unchanged not in ("write", "link"):
         raise ValueError(f"unchanged must be 'write' or 'link', got {unchanged!r:.100}")
     if unchanged == "write":
@@ -528,7 +510,6 @@ def _links(unchanged: str, full_every: int | None, sharded: bool | None) -> bool
 
 
 def _checked_fast(fast: str | os.PathLike[str], durable: Checkpoints) -> Checkpoints:
-    """Returns the checkpoints in the fast directory of a series."""
     path = durable.folder
     checkpoints = Checkpoints.of(fast, path.begin)
     folder = checkpoints.folder
@@ -540,7 +521,6 @@ def _checked_fast(fast: str | os.PathLike[str], durable: Checkpoints) -> Checkpo
 
 
 def _near(metric: str, names: Collection[str]) -> str:
-    """Returns a hint at metrics that the checkpoints have."""
     if near := difflib.get_close_matches(metric, names, n=1):
         return f"is it {quoted(near[0])}?"
     return f"they have {', '.join(map(quoted, sorted(names)[:_MOST_NAMES]))}"
