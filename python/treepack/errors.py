@@ -69,8 +69,8 @@ class TreepackError(ValueError):
 class DecodeError(TreepackError):
     """The bytes do not encode a pytree.
 
-    Once the program has imported msgpack, it is also the error that msgpack raises for the same
-    bytes: `ExtraData`, `FormatError` or `StackError`.
+    Once the program has imported msgpack, it is also msgpack's error for the same bytes:
+    `ExtraData`, `FormatError` or `StackError`.
 
     Attributes:
       message: The message without the place.
@@ -96,10 +96,7 @@ class DecodeError(TreepackError):
 
 
 class NewerVersionError(DecodeError):
-    """The data were written by a newer version of treepack, in a format unknown to this one.
-
-    The data are not damaged: upgrade treepack to read them.
-    """
+    """A newer version of treepack wrote the data, which are not damaged: upgrade to read them."""
 
     means_damage = False
 
@@ -109,8 +106,8 @@ class Mismatch(NamedTuple):
 
     Attributes:
       path: The path of the leaf or node, such as `params/Dense_0/kernel`.
-      expected: A description of the template at the path, or `nothing`.
-      found: A description of the state at the path, or `nothing`.
+      expected: A description of the template there, or `nothing`.
+      found: A description of the state there, or `nothing`.
       similar: The path of an unexpected value with a similar name, or an empty string.
     """
 
@@ -174,8 +171,8 @@ class BaseMismatchError(TreepackError):
     A missing file is a `FileNotFoundError`.
 
     Attributes:
-      paths: The leaves that the base lacks, or has with another dtype, shape or content; the
-        first hundred.
+      paths: The first hundred leaves that the base lacks, or has with another dtype, shape or
+        content.
 
     Examples:
       >>> import numpy as np, treepack
@@ -220,7 +217,7 @@ class GzipCorruptionError(CorruptionError, GzipError):
 class NoIndexError(GzipError):
     """A gzip stream of more than 1 MiB lacks an index of its blocks, so it is only read whole.
 
-    The stream is not damaged: `load` reads it, `open` cannot.
+    `load` reads it, `open` cannot.
     """
 
     means_damage = False
@@ -305,7 +302,7 @@ class HoleError(TreepackError):
 class InvalidCheckpointError(TreepackError):
     """A series already has a checkpoint of this step or of a later one.
 
-    Once the program has imported flax, it is also a `flax.errors.InvalidCheckpointError`.
+    Once the program has imported flax, it is also flax's error of this name.
     """
 
 

@@ -69,12 +69,9 @@ class TreepackHandler(_AsyncHandler):
     without arguments must import this module first.
 
     Args:
-      compress: See `treepack.save`.
-      level: The gzip level from 0 (stored) to 9 (smallest).
-      align: The alignment of arrays in bytes; see `treepack.save`.
       durable: Whether a step counts as saved only once its files are on the disk.
-      threads: The maximum number of threads that copy, compute checksums and compress.
       restore: The default options of restores; see `TreepackRestore`.
+      compress: See `treepack.save`, also for other options.
 
     Examples:
       >>> import orbax.checkpoint as ocp, tempfile
@@ -133,8 +130,8 @@ class TreepackSave(ocp.args.CheckpointArgs):  # type: ignore[misc]
 
     Attributes:
       item: The tree.
-      metadata: Any value to store with the tree; see `treepack.save`.
-      static: How to treat static data that cannot be stored; see `treepack.save`.
+      metadata: See `treepack.save`.
+      static: See `treepack.save`.
 
     Examples:
       >>> import orbax.checkpoint as ocp, tempfile, treepack
@@ -157,8 +154,8 @@ class TreepackSave(ocp.args.CheckpointArgs):  # type: ignore[misc]
 class TreepackRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]
     """The template to restore, and options of `treepack.load`.
 
-    Options that are `None` use the options of the handler (`TreepackHandler(restore=...)`), or else
-    the defaults of `treepack.load`.
+    Options that are `None` use those of the handler (`TreepackHandler(restore=...)`), or else the
+    defaults of `treepack.load`.
 
     Args:
       item: A template, whose leaves may be `jax.ShapeDtypeStruct`s with shardings; or `None` for
@@ -191,7 +188,7 @@ class TreepackRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]
 
 
 def begun(directory: Any, args: TreepackSave, writing: Writing, *, snapshot: bool) -> ShardedWrite:
-    """Begins to save a tree to a directory; see `_core.walk` for `snapshot`."""
+    """Begins to save a tree to a directory."""
     saved = Saved(metadata=args.metadata, static=args.static, step=step_of(directory))
     return ShardedWrite(Address.of(directory), args.item, saved, writing, snapshot=snapshot)
 
@@ -209,11 +206,7 @@ def restored(
 ) -> Any:
     """Returns the tree in a directory.
 
-    Args:
-      directory: The directory.
-      args: The template and options.
-      default: Its template and options count where `args` has none.
-      more: Options that count where neither has them.
+    The options of `args` come before those of `default`, and these before `more`.
     """
     item = default.item if args.item is None else args.item
     options: dict[str, Any] = {**more, **default.options}
@@ -231,7 +224,6 @@ def restored(
 
 
 def _wanted(state: Any) -> Any:
-    """Returns which leaves of a template are restored."""
     if isinstance(state, dict):
         return {name: _wanted(child) for name, child in state.items()}
     return state is not ... and type(state) is not object
@@ -275,15 +267,15 @@ def load_aggregate(
       path: The file, the directory of its item, or the URL of either.
       target: A template; see `treepack.serialization.from_state_dict`. `None` returns dicts and
         lists.
-      storage_options: Options for the store of a URL; see `treepack.save`.
+      storage_options: See `treepack.save`.
 
     Returns:
       The tree, with NumPy arrays.
 
     Raises:
       OSError: If the file cannot be read.
-      DecodeError: A ValueError, if the file has another format.
-      TreepackError: A ValueError with the paths, if leaves are in other files.
+      DecodeError: If the file has another format.
+      TreepackError: With the paths, if leaves are in other files.
 
     Examples:
       >>> import numpy as np, pathlib, tempfile, treepack
@@ -308,7 +300,6 @@ def load_aggregate(
         lost: list[str] = []
 
         def resolved(value: Any, parts: tuple[str, ...]) -> Any:
-            """Returns the value at a path without references to other files."""
             if isinstance(value, dict):
                 return {key: resolved(child, (*parts, key)) for key, child in value.items()}
             if isinstance(value, list):

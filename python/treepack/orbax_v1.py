@@ -51,13 +51,11 @@ _MARK_TEXT = b'{"format": "treepack: load it with treepack.orbax_v1, or treepack
 
 
 class TreepackHandler:
-    """Saves and loads one checkpointable.
+    """Saves and loads one checkpointable; see `registry` for its use.
 
-    A checkpointable is a tree, or a `TreepackSave` with options. An abstract checkpointable, which
-    `load_checkpointables` takes, is a tree, or a `TreepackRestore` with options.
-
-    Its name in Orbax is `treepack.orbax_v1.TreepackHandler` in all versions. See `registry` for its
-    use.
+    That is a tree, or a `TreepackSave` with options. An abstract checkpointable, which
+    `load_checkpointables` takes, is a tree, or a `TreepackRestore` with options. Its name in Orbax
+    is `treepack.orbax_v1.TreepackHandler` in all versions.
 
     Attributes:
       writing: How files are written.
@@ -80,8 +78,7 @@ class TreepackHandler:
     async def load(self, directory: Any, abstract_checkpointable: Any = None) -> Awaitable[Any]:
         """Loads the tree in a directory.
 
-        It does not load in the background: Orbax waits for the load anyway, and hides errors in the
-        background.
+        Not in the background: Orbax waits anyway, and hides errors there.
         """
         args = abstract_checkpointable
         if not isinstance(args, TreepackRestore):
@@ -135,7 +132,7 @@ def _check_processes() -> None:
 
 
 def _check_storage(tree: Any) -> None:
-    """Raises a TreepackError if an option asks for other dtypes than the arrays have."""
+    """Raises a TreepackError if an option requires other dtypes than the arrays have."""
     named_options = [("storage_options", _option("array.saving.storage_options"))]
     scoped = _option("array.saving.scoped_storage_options_creator")
     if scoped is not None:
@@ -194,12 +191,9 @@ def registry(
     Args:
       names: The names of checkpointables that treepack always handles. Orbax has its own handler
         for the name `state`, which `save` and `load` use.
-      compress: See `treepack.save`.
-      level: The gzip level from 0 (stored) to 9 (smallest).
-      align: The alignment of arrays in bytes; see `treepack.save`.
       durable: Whether a checkpoint counts as saved only once its files are on the disk.
-      threads: The maximum number of threads that copy, compute checksums and compress.
       restore: The default options of loads; see `TreepackRestore`.
+      compress: See `treepack.save`, also for other options.
 
     Returns:
       A registry of Orbax.

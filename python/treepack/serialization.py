@@ -4,8 +4,7 @@ Replace `from flax import serialization` or `from eformer.pytree import serializ
 treepack import serialization`. Every public name of both modules is here, with the same signature;
 further options are keyword-only. flax and eformer read the files written here, and the reverse.
 
-`MAX_CHUNK_SIZE` is read at each save. Set it to change the size in bytes above which arrays are
-split into chunks.
+`MAX_CHUNK_SIZE`, in bytes, is read at each save: larger arrays are split into chunks.
 """
 
 from __future__ import annotations
@@ -109,8 +108,7 @@ def to_bytes(target: Any, *, align: int = 16, threads: int | None = None) -> byt
       target: Any tree; see `to_state_dict`.
       align: A power of two from 1 to 64. Arrays of at least 1 KiB begin at multiples of `align`
         bytes, so that they can be viewed in place. With 1 the result equals flax's, byte for byte.
-      threads: The maximum number of threads that copy large arrays. `None` uses the environment
-        variable `TREEPACK_NUM_THREADS`, or else the number of cores.
+      threads: The maximum number of threads; see `treepack.save`.
 
     Returns:
       The encoding, which this `from_bytes` and flax's read.
@@ -145,15 +143,14 @@ def from_bytes(
       encoded_bytes: The result of `to_bytes`, or of flax's; any bytes-like object.
       copy: See `msgpack_restore`.
       strict: See `from_state_dict`.
-      threads: See `to_bytes`; for arrays that are copied.
+      threads: See `to_bytes`.
 
     Returns:
-      The restored tree. Its arrays are NumPy arrays.
+      The restored tree, with NumPy arrays.
 
     Raises:
-      DecodeError: A ValueError with the byte offset, if the bytes have another format.
-      MismatchError: A ValueError that lists all differences, if the state does not match the
-        template.
+      DecodeError: With the byte offset, if the bytes have another format.
+      MismatchError: If the state does not match the template; it lists all differences.
 
     Examples:
       >>> import numpy as np, treepack
@@ -178,7 +175,7 @@ def msgpack_serialize(
 ) -> bytes:
     """Encodes a tree of plain containers as msgpack.
 
-    Unlike `to_bytes`, it keeps lists as lists. Tuples become lists. Call `to_state_dict` first for
+    Unlike `to_bytes`, it keeps lists as lists; tuples become lists. Call `to_state_dict` first for
     trees with other containers.
 
     Args:
@@ -186,9 +183,6 @@ def msgpack_serialize(
       in_place: As in flax, `False` sorts the keys of dicts, `True` keeps their order.
       align: See `to_bytes`.
       threads: See `to_bytes`.
-
-    Returns:
-      The encoding, which `msgpack_restore` reads.
 
     Raises:
       UnserializableLeafError: A TypeError with the path, if the tree has another container or a
@@ -212,16 +206,13 @@ def msgpack_restore(
     Args:
       encoded_pytree: The encoding; any bytes-like object.
       copy: As in NumPy 2. `None` returns read-only arrays that view the bytes (and keep them alive)
-        where the bytes are aligned for the dtype, and copies elsewhere. `True` returns writable
-        copies. `False` returns only views.
-      threads: See `to_bytes`; for arrays that are copied.
-
-    Returns:
-      The tree.
+        where these are aligned for the dtype, and copies elsewhere. `True` returns writable copies.
+        `False` returns only views.
+      threads: See `to_bytes`.
 
     Raises:
-      DecodeError: A ValueError with the byte offset, if the bytes have another format; or, with
-        `copy=False`, if an array cannot be viewed.
+      DecodeError: With the byte offset, if the bytes have another format; or, with `copy=False`, if
+        an array cannot be viewed.
 
     Examples:
       >>> import numpy as np, treepack
@@ -268,30 +259,17 @@ def save_to_file(
 ) -> Saving | None:
     """Saves a tree to a file, atomically.
 
-    Writes directly from the arrays to a temporary file in the same directory, then renames it.
     After any failure, the file is either the old or the new one. Missing directories are created.
 
     Args:
       target: Any tree; see `to_state_dict`.
-      filepath: The file. It keeps the permissions of the file that it replaces; a new file follows
-        the umask.
-      background: Whether to write in a thread, and return a `Saving` as soon as the program may
-        change the tree; see `treepack.save`.
+      filepath: The file. A replaced file keeps its permissions; a new one follows the umask.
+      background: Whether to write in a thread, and return a `Saving`; see `treepack.save`.
       align: See `to_bytes`. With 64, JAX on CPU can use the arrays of a mapped file in place.
-      compress: `True` compresses with gzip, `"numbers"` by the exponents of floats; see
-        `treepack.save`.
-      level: See `compress_bytes`.
-      durable: Whether to wait until the file is on the disk (fsync), so that it survives a power
-        failure. Otherwise it only survives a crash of the program.
-      threads: See `to_bytes`; for compressing.
-      progress: A callable, called regularly with the number of encoded bytes done and their total;
-        or `True` for a tqdm bar. An exception in it cancels the save, and the file stays the old
-        one.
-      storage_options: Options for the store of a URL; see `treepack.save`.
+      compress: See `treepack.save`, also for other options. flax does not read compressed files.
 
     Returns:
       With `background=True` a `Saving`, whose `result()` waits until the file is written.
-      Otherwise `None`.
 
     Raises:
       OSError: If the file cannot be written.
@@ -335,26 +313,17 @@ def load_from_file(
     Args:
       target: A template; see `from_state_dict`. `None` returns the state dict.
       filepath: A file of `save_to_file` or of flax. Gzip is recognised by its first bytes.
-      copy: See `msgpack_restore`.
-      threads: See `to_bytes`; for decompressing and copying.
-      progress: See `save_to_file`; for reading and decompressing. It is not called for a mapped
-        file.
-      mmap: Whether to map the file, so that its arrays are read from the disk when they are used.
-        While they are in use, the file may be replaced or deleted, as by `save_to_file`, but must
-        not be truncated or overwritten in place. `False` reads the whole file now.
       strict: See `from_state_dict`.
-      max_size: The maximum decompressed size in bytes.
-      storage_options: See `save_to_file`.
+      copy: See `treepack.load`, also for other options.
 
     Returns:
-      The restored tree. Its arrays are NumPy arrays.
+      The restored tree, with NumPy arrays.
 
     Raises:
       OSError: If the file cannot be read.
-      DecodeError: A ValueError with the byte offset, if the file has another format.
-      MismatchError: A ValueError that lists all differences, if the state does not match the
-        template.
-      CorruptionError: A ValueError, if the file is damaged gzip.
+      DecodeError: With the byte offset, if the file has another format.
+      MismatchError: If the state does not match the template; it lists all differences.
+      CorruptionError: If the file is damaged gzip.
 
     Examples:
       >>> import numpy as np, tempfile
@@ -388,19 +357,18 @@ def compress_bytes(
 ) -> bytes:
     """Compresses data with gzip, or as numbers.
 
-    The result is a gzip stream that every gzip reader accepts. Its blocks are compressed in
-    parallel, and `decompress_bytes` decompresses them in parallel. An index of the blocks follows
-    the data, in empty members. The result is deterministic: the time stamp is zero, and the number
-    of threads has no influence.
+    Every gzip reader accepts the result. Blocks are compressed and decompressed in parallel; an
+    index of them follows the data, in empty members. The result is deterministic: without a time
+    stamp, and the same for any number of threads.
 
     Args:
       data: Any bytes-like object.
       level: The gzip level from 0 (stored) to 9 (smallest). `None` chooses for each block by its
-        content: weights, which do not repeat, are only Huffman-coded, which is many times faster
-        than a search for matches.
+        content: weights, which do not repeat, are only Huffman-coded, many times faster than a
+        search for matches.
       compress: `"numbers"` is smaller and faster for weights, but only treepack reads it.
       threads: See `to_bytes`.
-      progress: See `save_to_file`.
+      progress: See `treepack.save`.
 
     Raises:
       ValueError: If `level` or `compress` is not one of these values.
@@ -432,14 +400,14 @@ def decompress_bytes(
       data: A bytes-like object with any number of gzip members; zero bytes after a member are
         ignored.
       max_size: The maximum number of bytes to return.
-      threads: See `to_bytes`. Only streams written by treepack are decompressed in parallel.
-      progress: See `save_to_file`. For gzip of other programs it counts the compressed bytes, since
-        the decompressed size is unknown.
+      threads: See `to_bytes`. Only streams of treepack are decompressed in parallel.
+      progress: See `treepack.save`. For gzip of other programs it counts the compressed bytes,
+        since the decompressed size is unknown.
 
     Raises:
-      GzipTruncatedError: A ValueError and EOFError, if the data end early.
-      GzipError: A ValueError and OSError, if the data are damaged or are not gzip.
-      TreepackError: A ValueError, if the result would exceed `max_size` bytes.
+      GzipTruncatedError: An EOFError, if the data end early.
+      GzipError: An OSError, if the data are damaged or are not gzip.
+      TreepackError: If the result would exceed `max_size` bytes.
 
     Examples:
       >>> import gzip, treepack
@@ -482,7 +450,7 @@ def to_compressed_bytes(
       level: See `compress_bytes`.
       compress: See `compress_bytes`.
       threads: See `to_bytes`.
-      progress: See `save_to_file`.
+      progress: See `treepack.save`.
 
     Examples:
       >>> from treepack import serialization
@@ -505,10 +473,9 @@ def from_compressed_bytes(
     threads: int | None = None,
     progress: Progress = None,
 ) -> Template:
-    """Restores a tree from compressed bytes, in the structure of a target.
+    """Restores a tree from the result of `to_compressed_bytes`, in the structure of a target.
 
-    Takes the result of `to_compressed_bytes`, and the options of `from_bytes` and
-    `decompress_bytes`; raises the same errors.
+    Takes the options of `from_bytes` and `decompress_bytes`; raises the same errors.
 
     Examples:
       >>> import numpy as np
@@ -526,13 +493,13 @@ def from_compressed_bytes(
 
 
 def validate_serializable(pytree: Any) -> tuple[bool, list[str]]:
-    """Checks whether a tree can be saved, and lists the reasons if it cannot.
+    """Checks whether a tree can be saved.
 
     Args:
       pytree: Any tree.
 
     Returns:
-      Whether the tree can be saved, and a list of issues of the form `path: reason`.
+      Whether it can be saved, and a list of issues of the form `path: reason`.
 
     Examples:
       >>> import treepack
@@ -595,8 +562,7 @@ def patch(*, strict: Strict = True) -> flax.Patch:
 
     Args:
       strict: How `flax.serialization.from_bytes` compares leaves with the template; see
-        `from_state_dict`. `False` compares neither shapes nor dtypes, as in flax, for programs that
-        restore into templates of other shapes or dtypes.
+        `from_state_dict`. `False` compares neither shapes nor dtypes, as in flax.
 
     Returns:
       A context manager that restores the functions of flax on exit; so does its method `undo`.

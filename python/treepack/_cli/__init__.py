@@ -102,6 +102,5 @@ _TOLD = (OSError, ValueError, OverflowError, ImportError, MissingPathError, Unse
 
 
 def _fail(error: Exception | str) -> int:
-    """Prints an error; returns the exit status."""
     output.error(error)
     return 1 if isinstance(error, treepack.TreepackError) and error.means_damage else 2

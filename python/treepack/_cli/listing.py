@@ -69,7 +69,6 @@ _ROOT = "."
 
 
 def flag(name: str, effect: str) -> Any:
-    """Declares an option without a value."""
     return typer.Option(name, help=effect)
 
 
@@ -80,7 +79,6 @@ def opened(
     base: str | None = None,
     mapping: list[str] | None = None,
 ) -> treepack.File:
-    """Opens a file of any format."""
     rules = maps.rules_of(mapping) if mapping else None
     with output.bar("decompress") as progress:
         return open_anything(
@@ -158,7 +156,6 @@ def ls(
 
 
 def _list_nan(file: str, path: str, max_size: int | None, *, as_json: bool) -> None:
-    """Prints a row for each array with elements that are not finite."""
     arrays = []
     with opened(file, max_size) as found:
         tree = found if path == _ROOT else found[path]
@@ -243,7 +240,6 @@ def _row(info: treepack.Info, name: str) -> output.Row:
 
 
 def _entry(info: treepack.Info) -> dict[str, Any]:
-    """Returns a leaf as JSON."""
     entry: dict[str, Any] = {"path": info.path, "kind": info.kind}
     if info.kind in ("array", "scalar"):
         entry |= {"dtype": info.dtype, "shape": info.shape}

@@ -24,11 +24,7 @@ MAP = Annotated[
 
 
 def rules_of(given: list[str]) -> Any:
-    """Returns the mapping that `--map` names, or the rules that it has.
-
-    Raises:
-      ValueError: If an option has another form.
-    """
+    """Returns the mapping that `--map` names, or the rules that it has."""
     if len(given) == 1 and "=" not in given[0]:
         return _named(given[0])
     rules: dict[str, Any] = {}
@@ -44,12 +40,7 @@ def rules_of(given: list[str]) -> Any:
 
 
 def _named(given: str) -> Any:
-    """Returns the mapping, or its rules, of a name in a Python file.
-
-    Raises:
-      ValueError: If the option has another form, or the Python file lacks the name.
-      FileNotFoundError: If there is no such Python file.
-    """
+    """Returns the mapping, or its rules, of a name in a Python file."""
     path, _, name = given.rpartition(":")
     if not path or not name.isidentifier():
         raise ValueError(

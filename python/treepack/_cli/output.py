@@ -41,7 +41,6 @@ def _spell(error: UnicodeError) -> tuple[str | bytes, int]:
 
 
 def print_anywhere() -> None:
-    """Lets standard output print any character in any encoding."""
     codecs.register_error("treepack", _spell)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="treepack")
@@ -82,7 +81,6 @@ def rows(lines: Iterable[Row], right: frozenset[int] = frozenset()) -> None:
 
 
 def _width(text: str) -> int:
-    """Returns the width of printable text in terminal cells."""
     return len(text) if text.isascii() else cell_len(text)
 
 
@@ -109,23 +107,19 @@ def _end(cell: str, width: int) -> str:
 
 
 def line(text: str, style: str = "") -> None:
-    """Prints a line."""
     console = Console(soft_wrap=True, highlight=False, stderr=_on_stderr)
     console.print(Text(printable(_shown(text)), style))
 
 
 def lines(text: str, file: Any = None) -> None:
-    """Prints text of several lines."""
     print(*map(printable, text.split("\n")), sep="\n", file=file)
 
 
 def json(value: Any) -> None:
-    """Prints a value as JSON."""
     print(_shown(_json.dumps(value, indent=1)))
 
 
 def error(error: Exception | str) -> None:
-    """Prints an error with its notes to standard error."""
     text = "\n".join([f"treepack: {error}", *getattr(error, "__notes__", [])])
     for cure, command in _CURES.items():
         text = text.replace(cure, command)
@@ -169,7 +163,6 @@ _on_stderr = False
 
 
 def show_as(path: str, name: str) -> None:
-    """Shows a path under another name."""
     _names[path] = name
 
 

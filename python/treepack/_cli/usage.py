@@ -131,7 +131,6 @@ def _is_there(file: str) -> bool:
 
 
 def _extra(command: str, args: Sequence[str]) -> str:
-    """Returns a hint at an argument too many."""
     for option in _PAIRS:
         at = args.index(option) + 1 if option in args else len(args)
         if at + 1 < len(args) and "=" not in args[at]:

@@ -11,7 +11,6 @@ from treepack._cli.output import BARS
 
 
 def rows(stats: Any) -> list[tuple[str, str]]:
-    """Returns `Statistics` as text."""
     texts = [
         (f"{stats.symbol} from", f"{stats.minimum:.6g} to {stats.maximum:.6g}"),
         ("mean", f"{stats.mean:.6g} ± {stats.std:.6g}"),
@@ -23,18 +22,15 @@ def rows(stats: Any) -> list[tuple[str, str]]:
 
 
 def bars(stats: Any) -> str:
-    """Returns the histogram as text."""
     heights = [-(-count * (len(BARS) - 1) // max(stats.histogram)) for count in stats.histogram]
     return f"{stats.minimum:.3g} {''.join(BARS[it] for it in heights)} {stats.maximum:.3g}"
 
 
 def not_finite(stats: Any) -> str:
-    """Formats the numbers of NaNs and infinities."""
     return f"{stats.nan} NaN, {stats.infinite} infinite"
 
 
 def preview(array: LazyArray) -> str:
-    """Returns the first elements of an array, as NumPy prints them."""
     if array.size == 0:
         return "[]"
     index = tuple(slice(0, 6) for _ in array.shape[-2:])

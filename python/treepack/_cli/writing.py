@@ -44,7 +44,6 @@ Texts = list[str] | None
 
 
 def _repeated(metavar: str, effect: str) -> Any:
-    """Declares an option that may be repeated."""
     return typer.Option(metavar=metavar, help=f"{effect} May be repeated.")
 
 
@@ -161,7 +160,6 @@ def _save(
     sep: str | None = None,
     max_shard_size: str | None = None,
 ) -> None:
-    """Saves a copy in the format of the suffix of the target, and prints the file size."""
     if numbers and (gzip or level is not None):
         raise ValueError("--numbers excludes --gzip and --level: pass only one kind of compression")
     options: dict[str, Any] = {"level": level, "dtype": dtype, "max_shard_size": max_shard_size}
@@ -180,7 +178,6 @@ def _save(
 
 
 def _size_of(target: str) -> int:
-    """Returns the size of a new file or directory in bytes."""
     path = Path(target).expanduser()
     with contextlib.suppress(InterruptedError):  # by a signal: then it is opened
         if path.is_file():

@@ -45,7 +45,6 @@ def mode_of(path: _Path, *, follow_symlinks: bool = True) -> int:
 
 
 def unlink(path: _Path) -> None:
-    """Removes a file, if it is there."""
     with contextlib.suppress(FileNotFoundError):
         repeated(os.unlink, path)
 

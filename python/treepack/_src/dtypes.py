@@ -29,9 +29,8 @@ _NAME = re.compile(
 def describe(dtype: np.dtype) -> tuple[str | None, bool]:
     """Returns the name of a dtype in files.
 
-    Returns:
-      The name, or `None` if arrays of this dtype cannot be stored; and whether its elements have
-      the byte order of files.
+    `None` if arrays of this dtype cannot be stored; and whether its elements have the byte order of
+    files.
     """
     if dtype.kind in _NOT_NUMBERS:
         return None, False
@@ -86,22 +85,18 @@ _BITS = re.compile(r"[A-Z]+([1-9]\d*)")
 
 
 def is_packed(dtype: np.dtype) -> bool:
-    """Returns whether a dtype is of `packed`."""
     return dtype.type is np.void
 
 
 def shown(dtype: np.dtype) -> str:
-    """Returns the name of a dtype for messages."""
     return str(dtype.metadata[_PACKED]) if is_packed(dtype) and dtype.metadata else dtype.name
 
 
 def is_complex(dtype: np.dtype) -> bool:
-    """Returns whether elements are complex numbers, of NumPy or ml_dtypes."""
     return dtype.name.startswith(("complex", "bcomplex"))
 
 
 def is_float(dtype: np.dtype) -> bool:
-    """Returns whether elements are real floating-point numbers, of NumPy or ml_dtypes."""
     return dtype.name.startswith(("float", "bfloat"))
 
 
@@ -119,10 +114,8 @@ def cast(
 ) -> None:
     """Casts floats or integers, which may be a part of an array, into an array of the same kind.
 
-    With `overflow`, floats that are too large become infinite or NaN, as in JAX.
-
-    Raises:
-      TreepackError: With the path, if a number does not fit, and with the remedy for floats.
+    With `overflow`, floats that are too large become infinite or NaN, as in JAX. Otherwise a number
+    that does not fit is a TreepackError with the path, and for floats the remedy.
     """
     are_floats = is_float(source.dtype)
     with np.errstate(over="ignore"):
@@ -177,7 +170,6 @@ def overflow_error(
     dtype: np.dtype,
     remedy: str = OVERFLOW_REMEDY,
 ) -> TreepackError:
-    """Returns the error for floats that overflow, with their number by path."""
     paths = [f"{path} ({count})" for path, count in counts.items()]
     return TreepackError(
         f"floats of {source.name} overflow {dtype.name} at {shortened(paths, len(paths))}: keep "
@@ -192,7 +184,6 @@ class UnreadableError(DecodeError):
 
 
 def unsupported(name: str) -> str:
-    """Returns the message for a dtype that arrays cannot have."""
     return f"unsupported array dtype {name!r}: select= and exclude= load the other leaves"
 
 
@@ -217,5 +208,4 @@ def resolve(name: bytes) -> np.dtype | None:
 
 
 def has_numbers(dtype: np.dtype) -> bool:
-    """Returns whether elements of a dtype are numbers."""
     return dtype.kind not in "mM" and not is_packed(dtype)

@@ -16,17 +16,14 @@ V = TypeVar("V", bound=Callable[..., Any])
 
 
 def by_name(rows: Mapping[str, str]) -> dict[str, str]:
-    """Returns hints by name, from hints by several names with spaces between them."""
+    """Splits hints by several names with spaces between them."""
     return {name: hint for names, hint in rows.items() for name in names.split()}
 
 
 class _Option(NamedTuple):
     """A hint at an option of treepack, for options of other libraries.
 
-    Attributes:
-      names: The options.
-      needed: The option that a function must have for the hint to be true.
-      hint: The hint.
+    `needed` is the option that a function must have for the hint to be true.
     """
 
     names: str
@@ -147,7 +144,6 @@ _OPTIONS = [
 
 
 def unknown_option(verb: Callable[..., Any], name: str) -> TypeError:
-    """Returns the error for an option that a verb lacks."""
     names = [each for each in inspect.signature(verb).parameters if each != "self"]
     near = difflib.get_close_matches(name, names, n=1)
     hints = (row.hint for row in _OPTIONS if name in row.names.split() and row.needed in names)
@@ -173,13 +169,7 @@ def advised(verb: V) -> V:
 def advise(verb: Callable[..., Any], error: TypeError, options: Iterable[str]) -> None:
     """Raises an error that says how to call a function, if the call did not fit its signature.
 
-    Args:
-      verb: The function.
-      error: The error of the call, as the calling function has caught it.
-      options: The names of the options of the call.
-
-    Raises:
-      TypeError: If Python raised the error, not the function.
+    `error` is the one of the call, as the calling function has caught it.
     """
     trace = error.__traceback__
     if trace is None or trace.tb_next is not None:
@@ -204,23 +194,12 @@ def advise(verb: Callable[..., Any], error: TypeError, options: Iterable[str]) -
 
 
 def _name_of(verb: Callable[..., Any]) -> str:
-    """Returns the name of a function, or of the class whose `__init__` it is."""
     kind, _, name = verb.__qualname__.rpartition(".")
     return kind if name == "__init__" else verb.__name__
 
 
 def check_parameters(function: Callable[..., Any], option: str, arguments: str, count: int) -> None:
-    """Checks that a function of an option takes the arguments with which it is called.
-
-    Args:
-      function: The function.
-      option: The option, such as `sharding=`.
-      arguments: A description of the arguments.
-      count: Their number.
-
-    Raises:
-      TypeError: If it takes others.
-    """
+    """Raises a TypeError unless a function of an option takes `count` `arguments`."""
     try:
         inspect.signature(function).bind(*(None,) * count)
     except TypeError as error:
@@ -240,7 +219,6 @@ class Hinting:
             raise unknown_attribute(self, name, self._hint_for(name))
 
     def _hint_for(self, name: str) -> str:
-        """Returns a hint for a name that objects lack, or an empty text."""
         return hint_for(type(self), name)
 
 
@@ -274,17 +252,12 @@ def hint_for(kind: type, name: str) -> str:
 
 
 def unknown_attribute(thing: object, name: str, hint: str) -> AttributeError:
-    """Returns the error for an attribute that an object lacks."""
     text = f"{type(thing).__name__!r} object has no attribute {name!r}{hint and ': '}{hint}"
     return AttributeError(text, name=name, obj=thing)
 
 
 def read_only(*_: Any) -> None:
-    """Refuses to change a part of an open file.
-
-    Raises:
-      TypeError: Always.
-    """
+    """Refuses to change a part of an open file."""
     raise TypeError(
         "open files are read-only: change the tree of load(copy=True) or file.load(copy=True), and "
         "save it"

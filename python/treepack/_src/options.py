@@ -111,7 +111,6 @@ Status = Literal["ok", "corrupt", "unreadable", "unchecked"]
 
 
 def _values(annotation: Any) -> tuple[Any, ...]:
-    """Returns the values of a `Literal`, of `bool`, or of a union of both."""
     if annotation is bool:
         return True, False
     return tuple(value for part in get_args(annotation) for value in _values(part) or (part,))
@@ -198,7 +197,6 @@ _CURES = {"cast": ": a dtype is passed as dtype=, without a target"}
 
 
 def no_choice(name: str, value: Any, choices: Iterable[Any]) -> ValueError:
-    """Returns the error for the value of an option that is none of its choices."""
     text = f"{name} must be {either(map(repr, choices))}, got {value!r:.100}"
     return ValueError(text + _CURES.get(name, ""))
 
@@ -242,7 +240,6 @@ def check_plain(saved: Saved, *, is_whole: bool) -> None:
 
 
 def float_dtype(dtype: Any) -> np.dtype[Any]:
-    """Returns a float dtype; raises a ValueError for any other dtype."""
     resolved_dtype = None
     with contextlib.suppress(TypeError, ValueError):
         resolved_dtype = resolve(dtype.encode()) if isinstance(dtype, str) else np.dtype(dtype)
@@ -254,8 +251,6 @@ def float_dtype(dtype: Any) -> np.dtype[Any]:
 
 @dataclasses.dataclass
 class _Options:
-    """Options of verbs, passed as one value."""
-
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             # `Reading.static` is a tree, and `LeftOut` checks `Saved.static`.
@@ -266,8 +261,8 @@ class _Options:
     def of(cls, options: Mapping[str, Any]) -> Self:
         """Makes an instance from the options of a verb that are its fields.
 
-        Its class has the others, as defaults: to set and check these would take most of the time
-        of small messages.
+        Its class has the others, as defaults: to set and check these would take most of the time of
+        small messages.
         """
         instance = cls.__new__(cls)
         if options:
@@ -299,8 +294,8 @@ def takes(types: Any = None, *, early: bool | None = False, **defaults: Any) -> 
     """Gives a verb a signature, each option for `**options` and no `*_more`, and checks names.
 
     Args:
-      types: The `TypedDict` of the options, if there are any. They have the defaults of the
-        dataclasses below, or else `None`.
+      types: The `TypedDict` of the options. They have the defaults of the dataclasses below, or
+        else `None`.
       early: Whether values are checked as well: by a verb that may find nothing to read, or that
         only keeps them.
       defaults: Other defaults.
@@ -484,12 +479,10 @@ class Reading(_Options):
 
     @property
     def casts(self) -> bool:
-        """Whether leaves are cast to the dtypes of a target."""
         return bool(self.cast) and self.dtype is None  # with `dtype`, it only allows overflow
 
     @property
     def everywhere(self) -> bool:
-        """Whether all arrays become JAX arrays."""
         return self.arrays == "jax" or self.device is not None or self.sharding is not None
 
     def check(self, target: Any) -> None:
@@ -563,7 +556,6 @@ class Selection(_Options):
 
     @property
     def verifies(self) -> bool:
-        """Whether leaves are compared with their checksums."""
         return self.verify or self.on_corrupt == "skip"
 
     @property

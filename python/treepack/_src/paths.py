@@ -25,11 +25,7 @@ class Trail:
     """A path that is formatted only when it is shown.
 
     Trails share their parents: below a long key, the texts of all paths may be much longer than all
-    keys of the tree.
-
-    Attributes:
-      above: The trail of the parent; `None` at the root.
-      part: The key, index or field name in the parent.
+    keys of the tree. `above` is the trail of the parent, `None` at the root.
     """
 
     __slots__ = ("_hash", "above", "part")
@@ -41,7 +37,6 @@ class Trail:
 
     @property
     def parts(self) -> list[str]:
-        """The parts, from the root."""
         parts, at = [], self
         while at.above is not None:
             parts.append(at.part)
@@ -89,11 +84,7 @@ class Room:
         return self._left >= 0
 
     def text(self, path: str | Trail) -> str:
-        """Formats another path.
-
-        Raises:
-          TreepackError: If it does not fit.
-        """
+        """Formats another path, or raises a TreepackError if it does not fit."""
         formatted = str(path)
         if not self.takes(formatted):
             raise TreepackError(
@@ -104,7 +95,6 @@ class Room:
         return formatted
 
     def all(self, paths: Iterable[tuple[str, T]]) -> Iterator[tuple[str, T]]:
-        """Yields paths with their values; raises if they do not fit."""
         for path, value in paths:
             yield self.text(path), value
 
@@ -114,7 +104,6 @@ _FREE_TEXT = 300
 
 
 def text(parts: Iterable[str]) -> str:
-    """Returns the path with these parts."""
     escaped = [_escaped(part) for part in parts]
     return "/".join(escaped) if escaped else ROOT
 
@@ -128,11 +117,7 @@ def _escaped(part: str) -> str:
 
 
 def parts(path: Any) -> list[str]:
-    """Returns the parts of a path, a string or a key path of JAX.
-
-    Raises:
-      TypeError: If the path has another type.
-    """
+    """Returns the parts of a path, a string or a key path of JAX."""
     if isinstance(path, str):
         if path == ROOT:
             return []
@@ -156,10 +141,7 @@ def literal(
 ) -> tuple[list[tuple[N, list[str]]], dict[str, list[str]]]:
     """Looks up a path without escapes; keys of haiku contain slashes.
 
-    Args:
-      text: The path.
-      root: The place where it begins.
-      children: Returns the names and places in a container; an empty result for a leaf.
+    `children` returns the names and places in a container.
 
     Returns:
       The matching places with the parts of their paths; and, by path, the parts of places on the
@@ -253,8 +235,7 @@ def has(ordered: Sequence[str], path: str) -> bool:
 def put(tree: dict[str, Any], parts: Sequence[str], leaf: Any) -> None:
     """Puts a leaf into nested dicts.
 
-    Raises:
-      TreepackError: A ValueError, if its parent is a leaf, or its path is taken.
+    Raises a TreepackError if its parent is a leaf, or its path is taken.
     """
     place: Any = tree
     for part in parts[:-1]:
@@ -277,13 +258,7 @@ def at_or_above(
 ) -> T | None:
     """Returns the entry for a path, or for its nearest ancestor.
 
-    Args:
-      tree: The entries by the parts of their paths.
-      path: The path.
-      entries: The name of the entries in errors; with `None`, returns `None` for a missing entry.
-
-    Raises:
-      ValueError: If the entry is missing.
+    If it is missing, raises a ValueError with the name of the `entries`, or returns `None`.
     """
     names = tuple(parts(path))
     for count in range(len(names), -1, -1):
@@ -298,7 +273,6 @@ def at_or_above(
 
 
 def key_name(entry: Any) -> str:
-    """Returns the name in any kind of key path entry."""
     for attribute in ("key", "name", "idx"):
         if hasattr(entry, attribute):
             return str(getattr(entry, attribute))

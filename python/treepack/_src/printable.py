@@ -40,7 +40,7 @@ class Completing(type):
 
 
 def shortened(parts: Iterable[str], count: int, most: int | None = None) -> str:
-    """Joins the first parts of a repr, at most `MOST_ROWS` or `most`; `count` is their number."""
+    """Joins the first parts of a repr; `count` is their number."""
     most = MOST_ROWS if most is None else most
     more = f", … and {count - most} more" if count > most else ""
     return ", ".join(itertools.islice(parts, most)) + more
@@ -60,7 +60,6 @@ def path_end(path: str, most: int = _MOST_PATH) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Returns text of several lines with each line `printable`."""
     return "\n".join(map(printable, text.split("\n")))
 
 
@@ -87,7 +86,6 @@ def jsonable(value: Any) -> Any:
 
 
 def short_repr(value: object) -> str:
-    """Returns the first 100 characters of `safe_repr`."""
     return safe_repr(value)[:100]
 
 
@@ -98,7 +96,6 @@ def either(texts: Iterable[str]) -> str:
 
 
 def utc(seconds: float) -> str:
-    """Returns a time in seconds since 1970 as text."""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
@@ -114,7 +111,6 @@ def _cells(char: str) -> int:
 
 
 def padded(text: str, width: int) -> str:
-    """Pads text with spaces to a width in cells."""
     return text + " " * (width - cells(text))
 
 
@@ -136,11 +132,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?B)", re.IGNORECASE)
 
 
 def bytes_of(size: str) -> int:
-    """Returns a size such as `1GB` or `1000` in bytes; units are powers of 1000.
-
-    Raises:
-      ValueError: If it has another form.
-    """
+    """Returns a size such as `1GB` or `1000` in bytes; units are powers of 1000."""
     match = _SIZE.fullmatch(size.strip())
     if match:
         return int(float(match[1]) * _UNITS[match[2].upper()])

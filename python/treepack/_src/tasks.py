@@ -38,13 +38,12 @@ class Milestone:
         self._waits: list[SimpleQueue[None]] = []
 
     def reach(self) -> None:
-        """Ends all waits."""
         self.is_reached = True
         for wait in [*self._waits]:
             wait.put(None)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until it is reached, at most `timeout` seconds; returns whether it is reached."""
+        """Waits at most `timeout` seconds; returns whether it is reached."""
         if not self.is_reached:
             thread, wait = _thread.get_ident(), SimpleQueue[None]()
             self.waiting.append(thread)
@@ -71,8 +70,7 @@ class Turns:
     def taken(self) -> Iterator[bool]:
         """Waits for the turns of other threads, and takes one.
 
-        Yields:
-          Whether it is taken. It is not in a signal handler that has interrupted another turn.
+        Yields false in a signal handler that has interrupted another turn.
         """
         mine = _Turn()
         try:
@@ -92,8 +90,6 @@ class Turns:
 
 
 class _Turn(Milestone):
-    """The end of a turn."""
-
     def __init__(self) -> None:
         super().__init__()
         self.process, self.thread = os.getpid(), _thread.get_ident()
@@ -130,7 +126,6 @@ class Task(Generic[T]):
         return process != os.getpid() or thread == _thread.get_ident()
 
     def attempt(self) -> None:
-        """Does the work, unless another thread has begun it."""
         if not self._claim():
             return
         try:
@@ -144,7 +139,7 @@ class Task(Generic[T]):
             self._done.release()
 
     def _claim(self) -> bool:
-        """Returns whether the caller is the first to call this, in one step for signal handlers."""
+        """Returns whether this is the first call; atomic, also for signal handlers."""
         mine = os.getpid(), _thread.get_ident()
         return self._claims.setdefault("first", mine) is mine
 
@@ -162,17 +157,12 @@ class Task(Generic[T]):
         return self._result
 
     def forget_result(self) -> None:
-        """Drops the result of work that is done."""
         if self._is_done:
             self._result = None  # type: ignore[assignment]
             self.is_forgotten = True
 
     def end(self) -> bool:
-        """Waits for the work if it has begun; otherwise it never begins.
-
-        Returns:
-          Whether it had begun.
-        """
+        """Waits for the work if it has begun, and returns whether; otherwise it never begins."""
         if self._claim():
             return False
         self._wait()
@@ -220,8 +210,7 @@ def _attempt(tasks: list[Task[T]], stopped: Event) -> None:
 def run(works: list[Callable[[], T]], threads: int) -> list[T]:
     """Returns the results of works, run by `threads` threads, one of which is the caller's.
 
-    Raises:
-      Exception: The error of one of them. Some of the others may not have been done.
+    After the error of one of them, some others may not have been done.
     """
     queue = iter(enumerate(works))
     results: dict[int, T] = {}
@@ -276,7 +265,6 @@ class Thread:
         return not self._signals.empty() or os.getpid() != self._process
 
     def join(self) -> None:
-        """Waits for its end."""
         if os.getpid() == self._process:
             self._signals.put(self._signals.get())  # for other waiting threads
 

@@ -109,8 +109,8 @@ def save_checkpoint(
 ) -> str:
     """Saves a tree as the checkpoint of a step, and removes older ones.
 
-    In a program of several processes, every process that calls this writes the file.
-    `save_checkpoint_multiprocess` writes one checkpoint from all processes.
+    Of several processes, each that calls this writes the file; `save_checkpoint_multiprocess`
+    writes one checkpoint from all.
 
     Args:
       ckpt_dir: The directory or its URL. It is created if it does not exist.
@@ -124,18 +124,12 @@ def save_checkpoint(
       async_manager: Saves in the background; the tree may change as soon as this returns.
       orbax_checkpointer: A checkpointer of Orbax that saves the tree instead of treepack.
       compress: See `treepack.save`, also for other options. flax does not read compressed files.
-      level: From 0 (stored) to 9 (smallest).
-      align: The alignment of arrays.
-      durable: Whether to wait until the file is on the disk before older ones are removed.
-      threads: The maximum number of threads that compress.
-      progress: See `treepack.serialization.save_to_file`.
-      storage_options: Options for the store of a URL; see `treepack.save`.
 
     Returns:
       The path of the checkpoint.
 
     Raises:
-      InvalidCheckpointError: A ValueError, if there is a checkpoint of this step or a later one.
+      InvalidCheckpointError: If there is a checkpoint of this step or a later one.
       OSError: If the file cannot be written.
       UnserializableLeafError: A TypeError with the path, if a leaf cannot be stored.
 
@@ -171,7 +165,6 @@ def save_checkpoint(
 
 
 def _wait_for(manager: AsyncManager | None, checkpointer: Any) -> None:
-    """Waits until earlier saves in the background have ended."""
     if manager is not None and not hasattr(manager, "wait_previous_save"):
         raise TypeError(f"async_manager must be a checkpoints.AsyncManager(), got {manager!r:.100}")
     if manager is not None:
@@ -222,28 +215,22 @@ def save_checkpoint_multiprocess(
       ckpt_dir: The directory or its URL, the same for all processes.
       target: Any tree; see `treepack.serialization.to_state_dict`.
       step: The step, or another number.
-      prefix: The prefix of the file names.
-      keep: The number of newest checkpoints to keep.
+      prefix: See `save_checkpoint`.
+      keep: See `save_checkpoint`.
       overwrite: See `save_checkpoint`.
       keep_every_n_steps: See `save_checkpoint`.
       async_manager: See `save_checkpoint`. Every process must pass one.
       gda_manager: Not supported; it must be `None`.
-      orbax_checkpointer: A checkpointer of Orbax that saves the tree instead of treepack.
+      orbax_checkpointer: See `save_checkpoint`.
       compress: See `save_checkpoint`, also for other options.
-      level: From 0 (stored) to 9 (smallest).
-      align: The alignment of arrays.
-      durable: Whether to wait until the files are on the disk before older ones are removed.
-      threads: The maximum number of threads that compress.
-      progress: See `treepack.serialization.save_to_file`.
-      storage_options: Options for the store of a URL; see `treepack.save`.
 
     Returns:
       The path of the checkpoint.
 
     Raises:
-      InvalidCheckpointError: A ValueError. If there is a checkpoint of this step or a later one.
-      TreepackError: A ValueError, if another process fails or saves another tree, or if
-        `gda_manager` is not `None`.
+      InvalidCheckpointError: If there is a checkpoint of this step or a later one.
+      TreepackError: If another process fails or saves another tree, or if `gda_manager` is not
+        `None`.
       OSError: See `save_checkpoint`, also for further errors.
 
     Examples:
@@ -311,17 +298,11 @@ def restore_checkpoint(
         become placeholders (`MP_ARRAY_PH` and their path) instead of an error.
       orbax_checkpointer: A checkpointer of Orbax, for checkpoints of Orbax.
       orbax_transforms: Its transformations.
-      strict: How shapes and dtypes are compared with the template; see `treepack.load`. By default
-        they are not compared, as in flax.
-      copy: See `treepack.serialization.msgpack_restore`.
+      strict: See `treepack.load`. By default shapes and dtypes are not compared, as in flax.
       mmap: Whether to map the file instead of reading it. On network file systems, another host
         must not remove a mapped file, as later saves do.
-      max_size: The maximum decompressed size in bytes.
       replicas: See `treepack.load`; only for checkpoints of several processes, with a target.
-      timeout: See `treepack.load`.
-      threads: The maximum number of threads.
-      progress: See `treepack.serialization.load_from_file`.
-      storage_options: See `save_checkpoint`.
+      copy: See `treepack.load`, also for other options.
 
     Returns:
       The tree; or the target itself if `step` is `None` and no checkpoint exists.
@@ -331,11 +312,10 @@ def restore_checkpoint(
 
     Raises:
       ValueError: If the step has no checkpoint.
-      MismatchError: A ValueError that lists all differences, if the checkpoint does not match the
-        target.
-      DecodeError: A ValueError with the byte offset, if a file has another format.
-      MultiprocessArrayError: A ValueError, if flax saved arrays of several processes in TensorStore
-        beside the file.
+      MismatchError: If the checkpoint does not match the target; it lists all differences.
+      DecodeError: With the byte offset, if a file has another format.
+      MultiprocessArrayError: If flax saved arrays of several processes in TensorStore beside the
+        file.
       ImportError: If the checkpoint is Orbax's and Orbax is not installed.
       OSError: If a file cannot be read.
 

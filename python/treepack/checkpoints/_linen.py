@@ -19,7 +19,7 @@ def convert_pre_linen(params: Any) -> Any:
     """Renames the modules in parameters that were saved before flax had Linen.
 
     There, all modules of a parent were counted together (`Conv_0`, `Dense_1`); Linen counts those
-    of each class (`Conv_0`, `Dense_0`). Parameters of Linen stay as they are.
+    of each class (`Conv_0`, `Dense_0`). Parameters of Linen stay unchanged.
 
     Args:
       params: The parameters: dicts or FrozenDicts of modules.

@@ -12,8 +12,8 @@ from treepack._src.saving.background import OneByOne
 class AsyncManager:
     """Saves in the background: pass one to each `save_checkpoint` of a series.
 
-    A save waits for the end of the one before. The program ends only after the last one. An error
-    that is not retrieved is raised by the next save, or else logged.
+    A save waits for the one before. The program ends only after the last one. An error that is not
+    retrieved is raised by the next save, or else logged.
 
     Attributes:
       executor: A `concurrent.futures.Executor`, which does one save after another.

@@ -1,7 +1,4 @@
-"""The names of checkpoints, and their order.
-
-A name is a prefix and a step; numbers in names count as numbers.
-"""
+"""The names of checkpoints, a prefix and a step, and their order by the numbers in them."""
 
 from __future__ import annotations
 
@@ -35,7 +32,6 @@ _ORBAX_TEMPORARY = ".orbax-checkpoint-tmp"
 
 
 def sort_key(name: str, signed: bool = True) -> list[Any]:
-    """Splits a name into text and numbers, in turn."""
     parts: list[Any] = (SIGNED_FLOAT_RE if signed else UNSIGNED_FLOAT_RE).split(name)
     parts[1::2] = map(float, parts[1::2])
     return parts
@@ -83,29 +79,20 @@ class Steps(Folder):
         return cls(directory, prefix)
 
     def key(self, name: str) -> list[Any]:
-        """Returns the sort key of a name, without the prefix."""
         return sort_key(name.removeprefix(self.begin))
 
     def ordered(self, itself: CheckpointEntry | None = None) -> Ordered:
-        """Lists the directory, unless the entries in it are known."""
         return Ordered(self, None if itself is None else itself.inside())
 
     def names(self) -> list[str]:
-        """Returns the names of all complete checkpoints, in order."""
         return [entry.name for entry in self.ordered().checkpoints if entry.is_complete]
 
     def steps(self) -> list[str]:
-        """Returns the steps of all complete checkpoints, in order."""
         return [name.removeprefix(self.begin) for name in self.names()]
 
 
 class Ordered:
-    """The checkpoints in the directory at one time, in order.
-
-    Attributes:
-      listing: The content of the directory.
-      checkpoints: The entries that are, or will be, checkpoints.
-    """
+    """The checkpoints in the directory at one time, in order."""
 
     def __init__(self, folder: Steps, inside: list[Any] | None):
         self.listing, self._key = folder.listing(inside), folder.key
@@ -120,17 +107,13 @@ class Ordered:
         self.checkpoints = sorted(checkpoints, key=lambda checkpoint: folder.key(checkpoint.name))
 
     def newest(self) -> CheckpointEntry | None:
-        """Returns the last complete checkpoint."""
         return next((entry for entry in reversed(self.checkpoints) if entry.is_complete), None)
 
     def like(self, name: str, *, earlier: bool = True) -> list[str]:
         """Returns the names of the complete checkpoints that differ from a name in numbers alone.
 
-        Others may belong to another series, such as `checkpoint_ema_1` beside `checkpoint_1`.
-
-        Args:
-          name: The name; of those with equal numbers, it is the last.
-          earlier: Whether the names before it are among the result.
+        Others may belong to another series, such as `checkpoint_ema_1` beside `checkpoint_1`. Of
+        names with equal numbers, `name` is the last. `earlier` includes the names before it.
         """
         key = self._key(name)
         keys = [(self._key(entry.name), entry) for entry in self.checkpoints]

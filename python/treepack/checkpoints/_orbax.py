@@ -24,16 +24,11 @@ _MARKS = frozenset((ORBAX_METADATA_FILENAME, ORBAX_CKPT_FILENAME, ORBAX_MANIFEST
 
 
 def is_of_orbax(names: Iterable[str]) -> bool:
-    """Returns whether a directory with these entries is a checkpoint of Orbax."""
     return not _MARKS.isdisjoint(names)
 
 
 def save_by_orbax(path: str, target: Any, checkpointer: Any, *, overwrite: bool) -> bool:
-    """Saves a tree with a checkpointer; returns whether this is process 0.
-
-    Raises:
-      ValueError: If the tree is one leaf.
-    """
+    """Saves a tree with a checkpointer; returns whether this is process 0."""
     ocp = _needed("orbax_checkpointer needs Orbax")
     import jax
 
@@ -50,7 +45,6 @@ def save_by_orbax(path: str, target: Any, checkpointer: Any, *, overwrite: bool)
 def restore_by_orbax(
     entry: CheckpointEntry, target: Any, checkpointer: Any, transforms: Any, *, strict: Strict
 ) -> Any:
-    """Restores a tree of Orbax, with the shardings of a target."""
     ocp = _needed(f"{entry.path.shown!r} is a checkpoint of Orbax")
     checkpointer = checkpointer or ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
     options: dict[str, Any] = {}

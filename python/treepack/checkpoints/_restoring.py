@@ -29,11 +29,9 @@ class Restoring:
     """Restores checkpoints into a template.
 
     Attributes:
-      target: The template, or `None`.
       options: The options of `load`.
       allow_partial: Whether arrays that flax saved in TensorStore become placeholders.
-      checkpointer: A checkpointer of Orbax, or `None`.
-      transforms: Its transformations.
+      transforms: The transformations of the checkpointer of Orbax.
     """
 
     target: Any
@@ -43,7 +41,6 @@ class Restoring:
     transforms: Any
 
     def __call__(self, entry: CheckpointEntry) -> Any:
-        """Returns the tree of a checkpoint."""
         return entry.read(functools.partial(self._tree, entry))
 
     def _tree(self, entry: CheckpointEntry, path: Location) -> Any:

@@ -12,11 +12,7 @@ from treepack.errors import InvalidCheckpointError
 
 
 def check_newest(folder: Steps, name: str) -> None:
-    """Checks that a checkpoint would be the newest of its series.
-
-    Raises:
-      InvalidCheckpointError: If there is one of this step, or of a later one.
-    """
+    """Raises an InvalidCheckpointError if there is a checkpoint of this step, or a later one."""
     others = folder.ordered().like(name, earlier=False)
     if others and (name in others or folder.key(others[-1]) > folder.key(name)):
         error = flax.error_type(InvalidCheckpointError, "InvalidCheckpointError")
@@ -29,18 +25,7 @@ def check_newest(folder: Steps, name: str) -> None:
 def tidy(
     folder: Steps, saved: str, keep: int, overwrite: bool, keep_every_n_steps: int | None
 ) -> None:
-    """Removes checkpoints as `flax.training.checkpoints` does.
-
-    Args:
-      folder: The series.
-      saved: The name of the new one.
-      keep: The number of last checkpoints that stay.
-      overwrite: Whether later ones are removed.
-      keep_every_n_steps: The minimum distance between older checkpoints that also stay.
-
-    Warns:
-      UserWarning: If some cannot be removed: the save is complete.
-    """
+    """Removes checkpoints as `flax.training.checkpoints` does; a failure is a warning."""
     with folder.tidying("the save is complete"):
         there = folder.ordered()
         names, listing = there.like(saved), there.listing
