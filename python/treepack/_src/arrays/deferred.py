@@ -52,8 +52,6 @@ class Deferred:
 
 
 class Computed(Deferred):
-    """An array whose elements a function returns."""
-
     def __init__(
         self,
         shape: tuple[int, ...],
@@ -74,7 +72,6 @@ class Computed(Deferred):
         return part
 
     def _elements(self, start: int, stop: int) -> np.ndarray:
-        """Returns a range of elements in C order."""
         return self._flat_range(start, stop)
 
     def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
@@ -91,7 +88,6 @@ class Held(Computed):
         self._lock = threading.Lock()
 
     def _elements(self, start: int, stop: int) -> np.ndarray:
-        """Returns a range of elements in C order; drops the array once all were returned."""
         with self._lock:
             if self._array is None:
                 self._array, self._left = self._make(), self.size
@@ -102,7 +98,6 @@ class Held(Computed):
         return array[start:stop]
 
     def _make(self) -> np.ndarray:
-        """Returns all elements in C order."""
         raise NotImplementedError
 
 

@@ -10,8 +10,7 @@ import treepack._core as core
 def memory_of(array: np.ndarray) -> tuple[np.ndarray, int, tuple[int, ...]]:
     """Returns the memory of an array in C order, or of a part of one, as bytes.
 
-    Returns:
-      The bytes, the offset of the first element, and the strides.
+    Also returns the offset of the first element, and the strides.
     """
     whole = _whole(array)
     at = _address(array) - _address(whole)
@@ -29,10 +28,7 @@ def has_rows(array: np.ndarray) -> bool:
 def copy(source: np.ndarray, target: np.ndarray, *, threads: int | None = None) -> None:
     """Copies an array to one of the same shape and dtype, such as a transposed view of memory.
 
-    Args:
-      source: The array to copy.
-      target: An array in C order, or a view of a part of one with its axes in any order.
-      threads: The maximum number of threads.
+    `target` has C order, or is a view of a part of such an array with its axes in any order.
     """
     if target.size == 0:
         return
@@ -43,7 +39,6 @@ def copy(source: np.ndarray, target: np.ndarray, *, threads: int | None = None) 
 
 
 def _whole(array: np.ndarray) -> np.ndarray:
-    """Returns the array of which an array is a part."""
     return array.base if isinstance(array.base, np.ndarray) else array
 
 

@@ -41,13 +41,13 @@ class Format:
 
     Attributes:
       name: Its name in messages, and as `format=` of `save`.
-      library: The library that it is of, in messages.
+      library: Its library, in messages.
       title: One file of it, in messages.
       suffixes: The suffixes of its files.
       rank: Formats of a lower rank are asked first.
       reads_paths: Whether a path with one of its suffixes is opened by this format alone.
-      separators: What divides the names of its arrays into keys when it is read, the usual one
-        first; empty if arrays have no names.
+      separators: The separators of keys in names of its arrays, the usual one first; empty if
+        arrays have no names.
       is_saved: Whether `save` writes trees in it, to files with the first suffix or by its name;
         open files are copied to each format with suffixes.
       is_split: Whether `max_shard_size` makes a directory of several files of it.
@@ -69,16 +69,12 @@ class Format:
         return self.name if self.name == self.library else f"{self.library} ({self.name})"
 
     def recognizes(self, content: core.Content) -> bool:
-        """Returns whether data have this format."""
         return False
 
     def open(self, source: Any, opened: Any, **options: Any) -> Any:
-        """Returns the `Reader` of a file.
+        """Returns the `Reader` of a file, as for `treepack.open`.
 
-        Args:
-          source: The file, as for `treepack.open`.
-          opened: Its data, an `Opened`; `None` if `reads_paths`.
-          options: The options of the reader.
+        `opened` is its data, an `Opened`; `None` if `reads_paths`. `options` are the reader's.
         """
         raise NotImplementedError
 
@@ -87,13 +83,8 @@ class Format:
     ) -> Callable[..., Any] | None:
         """Returns a function that opens a directory, of the options of a `Reader`.
 
-        Args:
-          path: The directory, which is no sharded checkpoint.
-          names: The names in it.
-          has_checkpoint: Whether a subdirectory is one.
-
-        Raises:
-          DecodeError: If the directory has this format, but is no checkpoint.
+        `path` is not a sharded checkpoint; `has_checkpoint` if a subdirectory is one. Raises a
+        DecodeError if the directory has this format, but is not a checkpoint.
         """
         return None
 
@@ -102,7 +93,6 @@ class Format:
         return None
 
     def is_run(self, path: Any) -> bool:
-        """Returns whether a directory has checkpoints of this format by steps."""
         return False
 
     def check(self, path: Any, export: Export, options: Mapping[str, Any]) -> None:
@@ -114,7 +104,7 @@ class Format:
             )
 
     def room(self, path: Any) -> Any:
-        """Returns the directory for what processes exchange while they save to a path together.
+        """Returns the directory for the exchanges of processes that save to a path together.
 
         `None` if a single process saves in this format.
         """
@@ -149,7 +139,6 @@ class Format:
 
 @functools.cache
 def known() -> tuple[Format, ...]:
-    """Returns the formats of all folders."""
     names = [each.name for each in pkgutil.iter_modules(__path__) if each.ispkg]
     formats: list[Format] = [importlib.import_module(f"{__name__}.{name}").FORMAT for name in names]
     return tuple(sorted(formats, key=lambda format: (format.rank, format.name)))
@@ -166,12 +155,11 @@ def of_suffix(source: Any) -> Format | None:
 
 
 def readable_suffixes() -> tuple[str, ...]:
-    """Returns the suffixes of all files that are read, without `.gz`."""
     return (".treepack", ".msgpack", *(suffix for each in known() for suffix in each.suffixes))
 
 
 def of_content(data: core.Content | Buffer) -> Format | None:
-    """Returns the format of data, or `None` for msgpack and what is not read."""
+    """Returns the format of data, or `None` for msgpack and unknown formats."""
     content = data if isinstance(data, core.Content) else core.Content.lent(data)
     return next((each for each in known() if each.recognizes(content)), None)
 
@@ -179,7 +167,6 @@ def of_content(data: core.Content | Buffer) -> Format | None:
 def in_directory(
     path: Any, names: Sequence[str], *, has_checkpoint: bool
 ) -> Callable[..., Any] | None:
-    """Returns the function that opens a directory, or `None`; see `Format.find`."""
     for each in known():
         if (opening := each.find(path, names, has_checkpoint=has_checkpoint)) is not None:
             return opening
@@ -187,15 +174,13 @@ def in_directory(
 
 
 def is_run(path: Any) -> bool:
-    """Returns whether a directory has checkpoints of a format by steps."""
     return any(each.is_run(path) for each in known())
 
 
 def to_save(path: str, export: Export, *, is_open: bool = False) -> Format | None:
     """Returns the format of a save, of a tree or an open file; `None` is treepack's, or flax's.
 
-    Raises:
-      ValueError: If `format` is none, or an option applies only to these formats.
+    Raises a ValueError if `format` is none, or an option applies only to these formats.
     """
     saved = {each.name: each for each in known() if each.is_saved}
     if export.format is not None:

@@ -63,7 +63,6 @@ class Later(Deferred):
         return self._path
 
     def _now(self) -> Any:
-        """Returns the array in the hidden checkpoint."""
         return self.array
 
     def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
@@ -78,7 +77,7 @@ class Alone:
       tree: The tree.
       index: The number of this process; 0 commits.
       count: The number of processes.
-      nbytes: The number of bytes of shards that this process has written.
+      nbytes: The bytes of shards that this process has written.
     """
 
     index, count, nbytes = 0, 1, 0
@@ -98,33 +97,22 @@ class Alone:
     def opened(self, tell: Tell | None, after: int) -> contextlib.AbstractContextManager[None]:
         """Exchanges the shards; within the block, arrays can be read.
 
-        Args:
-          tell: Called with the number of bytes that are written, and their total.
-          after: The number of bytes that this process writes within the block.
-
-        Raises:
-          TreepackError: If another process fails, or the hidden directory has other files.
+        `tell` takes the written bytes and their total, with `after` that this process writes within
+        the block. Raises a TreepackError if another process fails, or the hidden directory has
+        other files.
         """
         return contextlib.nullcontext()
 
     def agree(self, plan: Callable[[], int], choice: Any = None) -> Any:
         """Returns the choice of process 0, such as names of files, in all processes.
 
-        Args:
-          plan: Returns a checksum of the files, which must be the same in all processes.
-          choice: A value for JSON; for process 0.
-
-        Raises:
-          TreepackError: If another process would save other files.
+        `plan` returns a checksum of the files, which must be the same in all processes. `choice` is
+        for JSON, of process 0.
         """
         return choice
 
     def gather(self) -> None:
-        """Waits until all others have written their files; for process 0.
-
-        Raises:
-          TreepackError: If one of them failed.
-        """
+        """Waits until all others have written their files, or one failed; for process 0."""
 
 
 class Exchange(Alone):
@@ -144,13 +132,8 @@ class Exchange(Alone):
     ):
         """Encodes the shards of this process.
 
-        Args:
-          directory: The directory in which the hidden checkpoint is made. Process 0 must hold its
-            lease from `opened` on.
-          tree: The tree.
-          saved: The options of the save.
-          snapshot: Whether arrays may change before `opened`.
-          threads: The maximum number of threads that copy.
+        The hidden checkpoint is made in `directory`, whose lease process 0 must hold from `opened`
+        on. With `snapshot`, arrays may change before that.
         """
         self._directory = directory.absolute()
         self._path = self._directory / HIDDEN
@@ -229,11 +212,9 @@ class Exchange(Alone):
         return Rearranged(path, tree, saved, writing, self)
 
     def further(self) -> Group:
-        """Returns a round of messages within the block of `opened`."""
         return self._group.further()
 
     def _fail(self, error: BaseException) -> None:
-        """Sends the error of the second round to all others."""
         if self.index > 0:
             self._group.fail(error)
             return
@@ -271,9 +252,6 @@ class Rearranged:
     """A save of tensors that a mapping makes, to a sharded directory of several processes.
 
     Calling it writes them, once: each in one process, which reads its parts from the exchange.
-
-    Attributes:
-      abandon: See `Exchange`.
     """
 
     def __init__(
@@ -306,7 +284,6 @@ class Rearranged:
         ShardedWrite(self._path, self._tree, self._saved, self._writing, **more)(progress)
 
     def _plan(self) -> int:
-        """Returns a checksum of the sources of each array."""
         leaves = (leaf for _, leaf in leaves_of(self._tree, ()) if isinstance(leaf, Deferred))
         return zlib.crc32("".join(map(repr, leaves)).encode())
 
@@ -332,10 +309,7 @@ def leased_room(path: Address) -> Iterator[Permit]:
 def exchange_of(
     directory: Address | None, tree: Any, saved: Saved, *, snapshot: bool, threads: int | None
 ) -> Alone:
-    """Returns the processes that save a tree; `Alone` if this one does.
-
-    See `Exchange`; `directory` is `None` if only one process saves in a format.
-    """
+    """Returns the processes that save a tree; `Alone` if this one does."""
     if directory is None or saved.sharded is False or _jax.processes()[1] == 1:
         return Alone(tree)
     if saved.sharded is None and not is_distributed(tree):
@@ -344,7 +318,7 @@ def exchange_of(
 
 
 def remove_shards(directory: Address) -> None:
-    """Removes the hidden checkpoint of an ended save, as far as possible, and nothing else."""
+    """Removes the hidden checkpoint of an ended save, and nothing else."""
     path = directory / HIDDEN
     with contextlib.suppress(OSError):  # the next save removes it
         names = _names_in(path)

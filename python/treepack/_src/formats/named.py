@@ -36,23 +36,15 @@ def nested(flat: Mapping[str, Any], separator: str) -> Any:
 
 
 def _keys(name: str, separator: str, most: int) -> list[str]:
-    """Splits a name into at most `most` keys, of which the last is the rest."""
     return name.split(separator, most - 1) if most > 1 else [name]
 
 
 def named(leaves: Leaves, separator: str | None, remedy: str = "") -> dict[str, Any]:
     """Returns leaves by their names, the keys of their paths with a separator between them.
 
-    A key may contain the separator, as in a flat dict; readers split it.
-
-    Args:
-      leaves: The paths and leaves.
-      separator: The separator; may be empty. `None` is the usual one.
-      remedy: The remedy for equal names; by default another separator.
-
-    Raises:
-      TreepackError: If two leaves have the same name, or long keys make the names together much
-        longer than the keys.
+    A key may contain the separator, as in a flat dict; readers split it. `remedy` is for equal
+    names. Raises a TreepackError for these, or if long keys make the names together much longer
+    than the keys.
     """
     separator = SEPARATOR if separator is None else separator
     by_name: dict[str, Any] = {}
@@ -71,11 +63,7 @@ def named(leaves: Leaves, separator: str | None, remedy: str = "") -> dict[str, 
 
 
 def without_dtype(form: str, array: Any) -> str:
-    """Describes an array whose dtype a format lacks, with a remedy.
-
-    Raises:
-      TreepackError: If the array cannot be read.
-    """
+    """Describes an array whose dtype a format lacks, with a remedy."""
     remedy = "cast it, as by array.astype(numpy.float32)"
     if isinstance(array, Deferred):  # of an open file
         remedy = "convert it with dtype=, such as float32"

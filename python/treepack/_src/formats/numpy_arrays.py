@@ -39,7 +39,7 @@ class Header(NamedTuple):
       shape: Its shape.
       order: The order of its elements.
       dtype: Its dtype, in the byte order of the elements.
-      nbytes: The size of the header in bytes.
+      nbytes: The size of the header.
     """
 
     shape: tuple[int, ...]
@@ -105,7 +105,6 @@ class _Head:
         self._file = file
 
     def read(self, nbytes: int = 0, /) -> bytes:
-        """Reads bytes of the header."""
         if nbytes > _MAX_HEADER_BYTES:
             raise UnsupportedError(
                 f"its header has {nbytes} bytes, at most {_MAX_HEADER_BYTES} are read"
@@ -163,11 +162,7 @@ class Strings:
 
 
 def texts(array: np.ndarray) -> Any:
-    """Returns an array of strings as a list.
-
-    Raises:
-      UnsupportedError: If a string is not valid Unicode.
-    """
+    """Returns an array of strings as a list; an UnsupportedError for invalid Unicode."""
     if array.dtype.kind == "U" and array.nbytes:
         # Above the last, CPython makes strings that break later.
         points = np.ravel(array).view(np.uint32)
@@ -185,7 +180,6 @@ def check_dtype(array: Any, name: str, form: str) -> None:
 
 
 def write_array(file: Any, array: Any) -> None:
-    """Writes an array to a file object, a few MiB at a time."""
     if _dtypes.shown(array.dtype) != NPY:  # which has its header
         head = {
             "descr": np.lib.format.dtype_to_descr(array.dtype),

@@ -81,11 +81,9 @@ def _tokens(text: str) -> Iterator[tuple[str, int]]:
 
 
 def fault(text: str, at: int, reason: str) -> ValueError:
-    """Returns the error for a mistake at a position in a text."""
     return ValueError(f"in {text!r}, at position {at}: {reason}")
 
 
 def shown(groups: tuple[Group, ...]) -> str:
-    """Formats the dimensions of one side."""
     texts = (names[0] if len(names) == 1 else f"({' '.join(names)})" for names in groups)
     return " ".join("1" if text == "()" else text for text in texts)

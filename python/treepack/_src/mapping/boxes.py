@@ -35,7 +35,6 @@ class Part(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the array."""
         return tuple(map(math.prod, self.lens))
 
     @property
@@ -50,7 +49,7 @@ class Piece(NamedTuple):
     Attributes:
       source: The number of the source.
       ranges: The indices of each axis of the source, in the order of its dimensions.
-      target: Its place: a view of the result, with these axes.
+      target: A view of the result, with these axes.
     """
 
     source: int
@@ -74,15 +73,12 @@ class Assembly(NamedTuple):
     paths: tuple[str, ...]
 
     def kind(self, source: int) -> Part:
-        """Returns the position of a source."""
         return self.parts[source % len(self.parts)]
 
     def pieces(self, box: Sequence[range], target: np.ndarray) -> Iterator[Piece]:
         """Yields the parts that a box takes from sources; none for padding.
 
-        Args:
-          box: The indices of each dimension of the result.
-          target: An array of the shape of the box.
+        `target` is an array of the shape of the box.
         """
         dims = [[*_split(lens, part)] for lens, part in zip(self.result.lens, box, strict=True)]
         order = self.result.order
@@ -154,10 +150,8 @@ def windows(
 ) -> Iterator[tuple[tuple[range, ...], np.ndarray]]:
     """Splits a piece into parts of at most `most` bytes, each a box of its source.
 
-    With `in_place`, the source is in memory, and boxes of its axes are enough.
-
-    Yields:
-      The indices of each axis, and their place.
+    Yields the indices of each axis, and their place. With `in_place`, the source is in memory, and
+    boxes of its axes are enough.
     """
     ranges, target = piece.ranges, piece.target
     nbytes = math.prod(map(len, ranges)) * itemsize
@@ -182,7 +176,7 @@ def windows(
 
 
 def _uneven(part: Part, ranges: tuple[range, ...]) -> int | None:
-    """Returns the axis to split because a dimension has no range with these indices, if any."""
+    """Returns the axis to split because a dimension has no range with these indices."""
     at = 0
     for lens in part.lens:
         inner = ranges[at : at + len(lens)]

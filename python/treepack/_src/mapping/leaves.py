@@ -1,4 +1,4 @@
-"""The shapes and dtypes of leaves by their paths: all that a plan knows of a template or tree."""
+"""The shapes and dtypes of leaves by their paths, as a plan needs them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ class Leaf(NamedTuple):
 
     @staticmethod
     def by_path(target: Any) -> dict[str, Leaf] | None:
-        """Returns the leaves of a template by their paths; `None` without one."""
         if target is None:
             return None
         return {_paths.text(parts): Leaf.of(leaf) for parts, leaf in leaves_of(target, ())}

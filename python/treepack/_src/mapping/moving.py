@@ -50,7 +50,7 @@ class Made(NamedTuple):
       rule: The rule.
       assembly: Its sources, and how they lie in it.
       dtype: The dtype of the sources.
-      scales: The paths of the factors of the sources, or nothing.
+      scales: The paths of the factors of the sources.
     """
 
     rule: Rule
@@ -74,14 +74,9 @@ class Made(NamedTuple):
         path: str,
         threads: int | None = None,
     ) -> None:
-        """Reads a box of the array.
+        """Reads a box of the array into `target`, which may be a view of a part of an array.
 
-        Args:
-          source: Returns a source by its number.
-          box: The indices in each dimension.
-          target: An array of the shape of the box, or a view of a part of one.
-          path: The path of the array, for errors.
-          threads: The maximum number of threads.
+        `source` returns a source by its number; `path` is for errors.
         """
         if target.size == 0:
             return
@@ -99,7 +94,6 @@ class Made(NamedTuple):
                 step.run(path, threads)
 
     def assembled(self, source: Callable[[int], Source], *, path: str) -> np.ndarray:
-        """Returns the whole array; see `fill`."""
         array = np.empty(self.assembly.result.shape, self.dtype)
         self.fill(source, [range(size) for size in array.shape], array, path=path)
         return array
@@ -134,7 +128,6 @@ class Step(NamedTuple):
             yield from self.source.array.ahead([slice(it.start, it.stop, it.step) for it in box])
 
     def run(self, path: str, threads: int | None) -> None:
-        """Reads and moves it."""
         rule, place = self.made.rule, self.place
         shape = [*map(len, self.ranges)]
         if self.view is None:
@@ -247,7 +240,7 @@ class RowBlocks:
     def __init__(
         self, read: Callable[[list[range]], np.ndarray], shape: Sequence[int], nbytes: int
     ):
-        """Takes a function that reads a box, and the shape and the size of the array."""
+        """`read` reads a box of an array of this shape and size."""
         self._read, self._shape = read, shape
         self._row = math.prod(shape[1:])
         rows = max(1, BLOCK_BYTES * shape[0] // nbytes)
@@ -257,7 +250,6 @@ class RowBlocks:
         self._lock = threading.Lock()
 
     def take(self, start: int, stop: int) -> np.ndarray:
-        """Returns a range of elements."""
         parts = []
         while start < stop:
             number = start // self._block

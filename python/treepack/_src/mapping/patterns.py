@@ -94,7 +94,6 @@ class Pattern:
         return self._expressions
 
     def fill(self, values: Mapping[str, str]) -> str:
-        """Returns the path with these texts in place of its indices."""
         return "".join(
             literal + ("" if name is None else values[name]) for literal, name in self._pieces
         )
@@ -104,10 +103,8 @@ class Pattern:
     ) -> Iterator[tuple[dict[str, str], str, int]]:
         """Yields the texts of the indices, the path and the length of the match of each leaf.
 
-        With `above`, the pattern may also be the path of a container of the leaf.
-
-        Raises:
-          TreepackError: If a name is too long for an index that occurs twice.
+        With `above`, the pattern may also be the path of a container of the leaf. Raises a
+        TreepackError if a name is too long for an index that occurs twice.
         """
         ways = (self._plain, self._plain.removesuffix(_VALUE))
         if not self.indices and (leaves := names.leaves(self.text, *ways)):
@@ -151,10 +148,7 @@ def _backward(pieces: list[tuple[str, str | None]]) -> re.Pattern[str]:
 
     An index of a key takes as much as the later ones leave. From the end, each thus ends at the
     nearest text that may precede it, and an atomic group tries no other: matching is linear, unless
-    an index occurs twice.
-
-    Args:
-      pieces: Texts and the name of the index after each; `""` for one without a name.
+    an index occurs twice. `pieces` are texts and the index after each, `""` for one without a name.
     """
     names = [name for _, name in pieces if name]
     is_atomic = len({*names}) == len(names)

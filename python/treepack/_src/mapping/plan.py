@@ -39,7 +39,7 @@ class Fault(NamedTuple):
     Attributes:
       path: The path of the leaf, or of the rule.
       text: The reason.
-      is_missing: Whether its sources are not there, as opposed to a mistake.
+      is_missing: Whether its sources are missing, as opposed to a mistake.
       is_unfit: Whether the template has an array of another shape.
     """
 
@@ -53,7 +53,6 @@ class Fault(NamedTuple):
 
     @staticmethod
     def error(faults: Sequence[Fault]) -> TreepackError:
-        """Returns the error that lists all faults of a mapping."""
         lines = "".join(f"\n  {printable(str(fault))}" for fault in faults)
         leaves = "1 leaf" if len(faults) == 1 else f"{len(faults)} leaves"
         return TreepackError(f"the mapping does not fit {leaves}:{lines}")
@@ -64,7 +63,7 @@ class Plan(NamedTuple):
 
     Attributes:
       made: The arrays that are assembled, by their paths there.
-      same: The leaves that only get other names, by their paths there: the paths here.
+      same: The paths here of leaves that only get other names, by their paths there.
       ties: Further arrays for paths that are in `made`, which must be equal to these.
       faults: The leaves that cannot be made.
       unused: The rules without a match.
@@ -83,14 +82,9 @@ class Plan(NamedTuple):
     ruled: list[str]
 
     def check_apart(self, is_leaf: Callable[[str], bool], there: str) -> None:
-        """Checks that no leaf is lost because another one has its path.
+        """Raises a TreepackError if two leaves would have one path on the other side, `there`.
 
-        Args:
-          is_leaf: Whether a leaf is at a path here, as opposed to an empty container.
-          there: The other side.
-
-        Raises:
-          TreepackError: If two leaves would have one path there.
+        `is_leaf` tells a leaf at a path here from an empty container.
         """
         if hidden := [path for path in self.hidden if is_leaf(path)]:
             raise TreepackError(
@@ -102,8 +96,6 @@ class Plan(NamedTuple):
 
 
 class Planner:
-    """Plans rules; see `Plan`."""
-
     def __init__(
         self,
         rules: Sequence[Rule],
@@ -170,7 +162,6 @@ class Planner:
                 plan.same[new] = path
 
     def _note_missing(self) -> None:
-        """Notes leaves of the template whose rule matches nothing."""
         if self._wanted is None:
             return
         plan = self._plan
@@ -198,7 +189,6 @@ class Planner:
         return path if self._wanted is None else self._wanted.find(path) or path
 
     def _renamed(self, rule: Rule) -> bool:
-        """Gives leaves other names."""
         [pattern], [other] = rule.here.patterns, rule.there.patterns
         is_used = False
         for values, path, end in pattern.matches(self._names, above=True):
@@ -251,7 +241,6 @@ class Planner:
         return owners
 
     def _is_alone(self, path: str) -> bool:
-        """Returns whether a leaf is alone in its container."""
         if self._counts is None:
             self._counts = collections.Counter(path.rpartition("/")[0] for path in self._here)
         return self._counts[path.rpartition("/")[0]] == 1
@@ -283,7 +272,6 @@ class Planner:
             plan.made[new] = made
 
     def _assembled(self, rule: Rule) -> bool:
-        """Assembles the arrays of a rule from those that it matches."""
         here, there = rule.here, rule.there
         shared = [name for name in here.indices if name in there.indices]
         stacked = [name for name in here.indices if name not in there.indices]
@@ -373,11 +361,7 @@ class Planner:
                 yield self._path(rule.there, pattern, texts), made
 
     def _kind(self, paths: Sequence[str], count: int) -> tuple[list[Shape], np.dtype[Any]]:
-        """Returns the shape of each of `count` kinds of sources, and their dtype.
-
-        Raises:
-          SizesError: If they differ, or are no arrays.
-        """
+        """Returns the shape of each of `count` kinds of sources, and their common dtype."""
         first = self._here[paths[0]]
         for at, path in enumerate(paths):
             leaf, like = self._here[path], self._here[paths[at % count]]
@@ -430,7 +414,6 @@ class Planner:
     def _shape(
         self, rule: Rule, pattern: Pattern, values: Mapping[str, str], spread: Sequence[str]
     ) -> Shape | None:
-        """Returns the shape of a leaf of the template."""
         if self._wanted is None or self._there is None:
             return None
         texts = {**values}

@@ -31,12 +31,10 @@ class Side(NamedTuple):
 
     @property
     def axes(self) -> list[str]:
-        """The names of all axes of an array."""
         return [name for group in self.groups for name in group]
 
     @property
     def indices(self) -> tuple[str, ...]:
-        """The names of the indices in the paths."""
         return self.patterns[0].indices
 
 
@@ -76,7 +74,7 @@ class Rule:
 
     @property
     def is_open(self) -> bool:
-        """Whether the number of stacked arrays follows from those that are there."""
+        """Whether the number of stacked arrays follows from the leaves."""
         names = {*self.here.indices} - {*self.there.indices}
         pattern = self.here.patterns[0]
         return any(pattern.ranges.get(name, range(FAR)).stop >= FAR for name in names)
@@ -90,8 +88,7 @@ class Rule:
     def inverse(self) -> Rule:
         """Returns the rule in the other direction, or a rule whose use is an error.
 
-        Raises:
-          ValueError: If elements would be rounded, and `inexact` is not set.
+        Raises a ValueError if elements would be rounded, and `inexact` is not set.
         """
         if self.scales is not None:
             raise ValueError(
@@ -118,7 +115,6 @@ class Rule:
         )
 
     def unmatched(self, here: Iterable[str], there: Iterable[str] | None) -> str:
-        """Describes the rule, which has no match among the paths of both sides."""
         where = "file" if self.here.is_file else "tree"
         return f"{self.text} matches nothing in the {where}{self.near(here, there)}"
 
@@ -155,12 +151,7 @@ OPTIONS = {
 
 
 def rule_of(tree: Any, value: Any, *, is_literal: bool = False) -> Rule:
-    """Parses a rule; with `is_literal`, braces are a part of the path in the tree.
-
-    Raises:
-      TypeError: If a part of it has another type.
-      ValueError: If it is not a rule, with the place.
-    """
+    """Parses a rule; with `is_literal`, braces are a part of the path in the tree."""
     text = f"rule {tree!r:.200}: {value!r:.300}"
     try:
         return _rule_of(text, tree, value, is_literal)
@@ -355,11 +346,7 @@ _BLOCK = "{'scales': 'layers.{l}.up.weight_scale_inv', 'block': (128, 128)}"
 
 
 def sizes_of(sizes: Mapping[str, Any], rules: Collection[Rule]) -> dict[str, Any]:
-    """Checks the sizes of axes that are passed as keywords.
-
-    Raises:
-      ValueError: If one is no size, or of no axis of the rules.
-    """
+    """Checks the sizes of axes that are passed as keywords."""
     axes = {name for rule in rules for name in (*rule.here.axes, *rule.there.axes)}
     for name, size in sizes.items():
         several = size if isinstance(size, tuple) else (size,)

@@ -21,10 +21,7 @@ Rules = Dict[Any, Any] | Callable[[str], Any]
 
 
 class RuleSet(Hinting):
-    """The rules of a `treepack.Mapping`."""
-
     def __init__(self, rules: Rules, rest: Rest, sizes: Dict[str, int | tuple[int, ...]]):
-        """Parses the rules; see `treepack.Mapping`."""
         if rest not in ("same", "error", "skip"):
             raise no_choice("rest", rest, ("same", "error", "skip"))
         self._function = None
@@ -50,7 +47,6 @@ class RuleSet(Hinting):
 
     @property
     def is_function(self) -> bool:
-        """Whether a function of paths returns the rules."""
         return self._function is not None
 
     def __repr__(self) -> str:
@@ -60,8 +56,7 @@ class RuleSet(Hinting):
     def inverse(self) -> Self:
         """Returns the mapping in the other direction, which reads trees in the layout of files.
 
-        Raises:
-          ValueError: If a rule has no inverse, or would round elements.
+        Raises a ValueError if a rule has no inverse, or would round elements.
         """
         inverse = object.__new__(type(self))
         inverse.__dict__.update(self.__dict__)
@@ -73,8 +68,7 @@ class RuleSet(Hinting):
     def plan(self, here: Dict[str, Leaf], there: Dict[str, Leaf] | None) -> Plan:
         """Applies the rules; see `Planner`.
 
-        Raises:
-          TreepackError: If there are rules, none has a match, and no leaf lacks for that.
+        Raises a TreepackError if there are rules, none has a match, and no leaf lacks for that.
         """
         rules = self._rules
         if self._function is not None:
@@ -86,7 +80,6 @@ class RuleSet(Hinting):
         return plan
 
     def _called(self, paths: Iterable[str] | None) -> tuple[Rule, ...]:
-        """Returns the rules that a function returns for the paths of the tree."""
         if paths is None:
             raise TreepackError(
                 "a function of paths as mapping= needs a target, whose paths it takes: pass one to "

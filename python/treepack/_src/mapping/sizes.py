@@ -14,11 +14,11 @@ Shape = tuple[int, ...]
 
 
 class SizesError(ValueError):
-    """The sizes of axes disagree, or are not known."""
+    """The sizes of axes disagree, or are unknown."""
 
 
 class UnknownSizeError(SizesError):
-    """The size of an axis is not known; `keyword` is an example of the keyword that passes it."""
+    """The size of an axis is unknown; `keyword` is an example of the keyword that passes it."""
 
     def __init__(self, axis: str, keyword: str, remedy: str):
         super().__init__(f"the size of {axis} is unknown: pass {remedy}")
@@ -32,8 +32,7 @@ class UnfitError(SizesError):
 def expanded(rule: Rule, shape: Shape) -> Rule:
     """Returns a rule with axes in place of `...`, for an array of one shape on the side here.
 
-    Raises:
-      SizesError: If the array has another number of dimensions.
+    Raises a SizesError if the array has another number of dimensions.
     """
     groups = rule.here.groups
     count = len(shape) - len(groups) + ((REST,) in groups)
@@ -79,7 +78,7 @@ class Given(NamedTuple):
 
     Attributes:
       here: The shape of each array of the side here.
-      there: The shapes of those of the other side, as far as they are known.
+      there: The shapes of those of the other side, where known.
       counts: The numbers of arrays along the indices of the side here.
       sizes: The sizes from keywords.
     """
@@ -93,8 +92,7 @@ class Given(NamedTuple):
 def solve(rule: Rule, given: Given) -> dict[str, int]:
     """Returns the sizes of all axes of a rule without `...`.
 
-    Raises:
-      SizesError: If sizes disagree, or one is not known.
+    Raises a SizesError if sizes disagree, or one is unknown.
     """
     here, there, counts, sizes = given
     known = {**counts}
@@ -160,11 +158,8 @@ def solve(rule: Rule, given: Given) -> dict[str, int]:
 def solve_for(rule: Rule, given: Given) -> dict[str, int]:
     """Solves sizes for a template; one of another shape does not count if the file suffices.
 
-    So it is a mismatch like any other, which options of `load` may allow; see `solve`.
-
-    Raises:
-      UnfitError: If only a template of the shape of the file would tell the sizes.
-      SizesError: See `solve`.
+    So it is a mismatch like any other, which options of `load` may allow. Raises an UnfitError if
+    only a template of the shape of the file would tell the sizes; see also `solve`.
     """
     try:
         return solve(rule, given)

@@ -36,11 +36,7 @@ class NpyReader(Unchecked):
 
 
 def _tree_in(opened: Opened) -> Any:
-    """Returns the array in a file, or the list of its strings.
-
-    Raises:
-      DecodeError: If it is damaged, or no array of a tree can hold it.
-    """
+    """Returns the array in a file, or the list of its strings."""
     content = opened.content
     try:
         header = _arrays.read_header(opened.file(), content.nbytes)
@@ -69,7 +65,6 @@ class _Reordered(Held):
         self._header, self._content = header, content
 
     def make(self) -> np.ndarray:
-        """Returns the array."""
         start = self._header.nbytes
         return _arrays.array_of(self._header, self._content.read_range(start, start + self.nbytes))
 
@@ -78,19 +73,15 @@ class _Reordered(Held):
 
 
 class Npy(Format):
-    """Files of one array."""
-
     name = "npy"
     library = "NumPy"
     title = "a .npy file of NumPy"
     suffixes = (".npy",)
 
     def recognizes(self, content: core.Content) -> bool:
-        """Returns whether data begin as `numpy.save` writes them."""
         return content.read_range(0, min(len(_MAGIC), content.nbytes)) == _MAGIC
 
     def open(self, source: Openable, opened: Opened, **options: Any) -> NpyReader:
-        """Opens a file."""
         return NpyReader(source, opened, **options)
 
     def write(
@@ -102,7 +93,6 @@ class Npy(Format):
         export: Export,
         **_: Any,
     ) -> Write:
-        """Returns a function that writes the array of a tree that is one."""
         arrays = dict(leaves)
         if [*arrays] != [()]:
             raise TreepackError(

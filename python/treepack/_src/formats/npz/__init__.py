@@ -37,12 +37,10 @@ class Npz(Format):
     separators = SEPARATOR, "/"
 
     def recognizes(self, content: core.Content) -> bool:
-        """Returns whether data are an archive with an array."""
         form = core.convertible(content)
         return form == self.name or (form in (None, "stream") and is_archive(content))
 
     def open(self, source: Openable, opened: Opened, **options: Any) -> NpzReader:
-        """Opens an archive."""
         return NpzReader(source, opened, **options)
 
     def write(
@@ -54,7 +52,6 @@ class Npz(Format):
         export: Export,
         **_: Any,
     ) -> Write:
-        """Returns a function that writes an archive, without metadata."""
         import zipfile  # takes milliseconds of the start of every program
 
         arrays = named(leaves, export.separator)
@@ -74,7 +71,6 @@ class Npz(Format):
         return write
 
     def tree_of(self, content: core.Content, separator: str, max_size: int | None) -> Any:
-        """Returns the tree of the arrays in an archive, which has no metadata."""
         return nested(read_npz(content, max_size), separator), None
 
 

@@ -90,11 +90,8 @@ def read_npz(content: core.Content, max_size: int | None = None) -> dict[str, An
 
     Arrays of strings, for which trees have no form, are read now as lists. Other members that no
     array of a tree can hold, such as structures, are the bytes of their file. Members that are
-    damaged or not supported, such as pickled objects, raise an error when they are used.
-
-    Raises:
-      DecodeError: If the data have another format, or the directory of the archive is damaged.
-      TreepackError: If the decompressed arrays are larger than `max_size`.
+    damaged or not supported, such as pickled objects, raise an error when they are used. Raises a
+    TreepackError if the decompressed arrays are larger than `max_size`.
     """
     import zipfile  # takes milliseconds of the start of every program
 
@@ -167,7 +164,7 @@ def _member(
 ) -> Any:
     """Returns an array, a list of strings, or an array of the bytes of a member that is neither.
 
-    One that cannot be read raises when it is used.
+    An unreadable one raises when it is used.
     """
     try:
         _check_header(content, member)
@@ -228,11 +225,7 @@ def _check_header(content: core.Content, member: zipfile.ZipInfo) -> None:
 def _array(
     content: core.Content, archive: zipfile.ZipFile, member: zipfile.ZipInfo, strings: Strings
 ) -> Any:
-    """Returns an array of an archive, or a list of strings.
-
-    Raises:
-      UnsupportedError: If no array of a tree can hold it.
-    """
+    """Returns an array of an archive, or a list of strings."""
     with archive.open(member) as file:
         header = read_header(file, member.file_size)
     read = functools.partial(_read, archive, member)
@@ -248,7 +241,7 @@ def _array(
 
 
 class Stored(Computed):
-    """An array that lies in an archive as it is; `check` compares it with its CRC."""
+    """An array that lies in an archive uncompressed; `check` compares it with its CRC."""
 
     def __init__(
         self,
@@ -278,7 +271,6 @@ class Packed(Held):
         self.check, self._header = read, header
 
     def make(self) -> np.ndarray:
-        """Returns the array."""
         return array_of(self._header, self.check(self._header.nbytes, self.nbytes))
 
     def _make(self) -> np.ndarray:
@@ -292,11 +284,7 @@ class Refused(Packed):
 def _read(
     archive: zipfile.ZipFile, member: zipfile.ZipInfo, start: int = 0, nbytes: int = 0
 ) -> bytes:
-    """Reads a member to its end; returns a range of it.
-
-    Raises:
-      CorruptionError: If the member is damaged.
-    """
+    """Reads a member to its end, where zipfile compares the CRC; returns a range of it."""
     try:
         return _range(archive, member, start, nbytes)
     except Exception as error:  # of zipfile and zlib
@@ -309,7 +297,6 @@ def _read(
 def _range(
     archive: zipfile.ZipFile, member: zipfile.ZipInfo, start: int = 0, nbytes: int = 0
 ) -> bytes:
-    """Reads a member to its end, where zipfile compares the CRC; returns a range of it."""
     with archive.open(member) as file:
         file.read(start)
         data = file.read(nbytes)

@@ -25,8 +25,7 @@ from treepack.errors import SALVAGE_ADVICE, CorruptionError, DecodeError
 def _read(opened: Opened, max_size: int | None, *, salvage: bool) -> tuple[dict[str, Any], Opened]:
     """Reads the headers of an archive; with `salvage`, also of one whose directory is damaged.
 
-    Returns:
-      The arrays by their names, and `opened` with a description of the damage.
+    Returns the arrays by their names, and `opened` with a description of the damage.
     """
     try:
         arrays = read_npz(opened.content, max_size)
@@ -49,7 +48,6 @@ def _read(opened: Opened, max_size: int | None, *, salvage: bool) -> tuple[dict[
 
 
 def _are_refused(arrays: dict[str, Any]) -> bool:
-    """Returns whether no array can be read."""
     return all(isinstance(array, Refused) for array in arrays.values())
 
 
@@ -80,7 +78,7 @@ class NpzReader(Reader):
         self._arrays = {}
 
     def unverified(self) -> list[int]:
-        """Returns no leaves: each member has its CRC; see `Reader.unverified`."""
+        """Returns no leaves: each member has its CRC."""
         return []
 
     def unknown(self, value: int) -> list[int]:
@@ -91,11 +89,10 @@ class NpzReader(Reader):
 
     @property
     def is_summed(self) -> bool:
-        """Whether there are checksums to verify."""
         return True
 
     def verify(self, *, threads: int | None, progress: Tell | None) -> Verified:
-        """Compares the arrays with their CRCs in the archive."""
+        """Compares the arrays with their CRCs."""
         statuses: dict[int, Status] = {}
         done, total = 0, sum(array.nbytes for array in self._arrays.values())
         for value in self.catalog.leaf_values(0):

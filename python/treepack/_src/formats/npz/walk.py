@@ -35,8 +35,6 @@ _VERSION = 45  # has ZIP64, section 4.4.3
 
 
 class Member(NamedTuple):
-    """A member, as in the directory of an archive."""
-
     name: bytes
     flags: int
     method: int
@@ -95,7 +93,7 @@ def walked(content: core.Content) -> Walked | None:
 
 
 def _read(content: core.Content, start: int, count: int) -> bytes:
-    """Reads a range, as far as the content has it."""
+    """Reads a range, which the end of the content may cut."""
     stop = min(start + count, content.nbytes)
     return content.read_range(start, stop) if start < stop else b""
 
@@ -103,8 +101,7 @@ def _read(content: core.Content, start: int, count: int) -> bytes:
 def _member(content: core.Content, offset: int) -> tuple[Member | None, int | None]:
     """Reads the header of a member.
 
-    Returns:
-      The member, or `None` if its header is cut; and its end, or `None` if it is cut.
+    Returns the member, or `None` if its header is cut; and its end, or `None` if it is cut.
     """
     header = _read(content, offset, _MEMBER_BYTES)
     if len(header) < _MEMBER_BYTES:
@@ -132,7 +129,7 @@ def _member(content: core.Content, offset: int) -> tuple[Member | None, int | No
 
 
 def _long_sizes(extra: bytes) -> tuple[int, int] | None:
-    """Returns the size, and the packed one, of the extra fields of a member, if they are there."""
+    """Returns the size, and the packed one, of the extra fields of a member."""
     while len(extra) >= 4:
         kind, length = struct.unpack_from("<2H", extra)
         if kind == _ZIP64 and 16 <= length <= len(extra) - 4:
@@ -147,10 +144,8 @@ def _descriptor(
 ) -> tuple[int, int, int, int] | None:
     """Finds the descriptor of the member whose bytes begin at `start`.
 
-    Its signature may occur in them, too, but before it there are as many bytes as it says.
-
-    Returns:
-      The CRC, the packed size, the size, and the end of the descriptor; `None` without one.
+    Its signature may occur in them, too, but before it there are as many bytes as it says. Returns
+    the CRC, the packed size, the size, and the end of the descriptor; `None` without one.
     """
     form = struct.Struct("<4xL2Q" if is_long else "<4x3L")
     at = start

@@ -44,7 +44,6 @@ class Orbax(Format):
         )
 
     def is_run(self, path: Address) -> bool:
-        """Returns whether a directory is a manager's, of steps."""
         return items_in(path) == []
 
 

@@ -37,7 +37,7 @@ def items_in(path: Address, look: Look = Address.names) -> list[str] | None:
     """Returns the items of Orbax in a directory: `.` if it is one; `None` if it is not Orbax's.
 
     Both APIs of Orbax store an item, a tree, in a directory: the checkpoint itself, or one of its
-    subdirectories. `look` returns the names in a directory.
+    subdirectories. `look` lists a directory.
     """
     names = look(path)
     if TREE in names:
@@ -53,8 +53,7 @@ def items_in(path: Address, look: Look = Address.names) -> list[str] | None:
 def item_in(path: Address) -> Address | None:
     """Returns the only item of a local directory of Orbax, or the directory itself, or `None`.
 
-    Raises:
-      NoManifestError: If it has several items or none; the message names them.
+    Several items or none are a NoManifestError, which names them.
     """
     items = items_in(path) if path.is_local else None
     if items is None:
@@ -68,7 +67,6 @@ def item_in(path: Address) -> Address | None:
 
 
 def _refused(path: Address, items: list[str]) -> str:
-    """Returns why a directory of several items or none is refused, with a remedy."""
     names = [
         entry.name
         for entry in path.entries()

@@ -70,12 +70,10 @@ class Leaf(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Its path as text."""
         return _paths.text(self.parts)
 
     @property
     def name(self) -> str:
-        """The name of its array."""
         return ".".join(self.parts)
 
 
@@ -100,9 +98,7 @@ class Item(NamedTuple):
 def read_item(path: Address) -> Item:
     """Reads the metadata of an item.
 
-    Raises:
-      DecodeError: If they are damaged.
-      CorruptionError: If the database of the arrays is missing.
+    Raises a CorruptionError if the database of the arrays is missing.
     """
     described = _json(path, TREE)
     with _parsing(TREE):
@@ -160,11 +156,7 @@ def strings_of(item: Item) -> Any:
 
 
 def string_at(strings: Any, leaf: Leaf) -> str:
-    """Returns a string by its name, which Orbax used as a JSON pointer (RFC 6901).
-
-    Raises:
-      DecodeError: If it is missing.
-    """
+    """Returns a string by its name, which Orbax used as a JSON pointer (RFC 6901)."""
     try:
         for part in leaf.name.split("/"):
             strings = strings[part.replace("~1", "/").replace("~0", "~")]
@@ -176,8 +168,7 @@ def string_at(strings: Any, leaf: Leaf) -> str:
 def tree_of(leaves: Sequence[Leaf], values: Iterable[Any]) -> Any:
     """Returns the tree of leaves, in dicts and lists.
 
-    Raises:
-      DecodeError: If two leaves have the same path, or a list lacks elements.
+    Raises a DecodeError if two leaves have the same path, or a list lacks elements.
     """
     tree: dict[str, Any] = {}
     containers: dict[tuple[str, ...], bool] = {}
@@ -208,12 +199,7 @@ def tree_of(leaves: Sequence[Leaf], values: Iterable[Any]) -> Any:
 
 
 def open_arrays(item: Item, leaves: Sequence[Leaf]) -> list[Any]:
-    """Opens the arrays of leaves, many at a time; reads their shapes and dtypes.
-
-    Raises:
-      CorruptionError: If one of them is missing or damaged.
-      ImportError: If TensorStore is not installed.
-    """
+    """Opens the arrays of leaves, many at a time; reads their shapes and dtypes."""
     if not leaves:
         return []
     try:
@@ -250,8 +236,8 @@ def _kvstore(item: Item, leaf: Leaf, is_database: bool) -> dict[str, Any]:
 def read(store: Any) -> Any:
     """Begins to read an array; returns a future of it.
 
-    Raises:
-      MemoryError: If it, or one of its chunks, is too large: TensorStore would end the program.
+    Raises a MemoryError if it, or one of its chunks, is too large: TensorStore would end the
+    program.
     """
     chunk = store.chunk_layout.read_chunk.shape or ()
     size = max(math.prod(store.shape), math.prod(chunk))
@@ -263,11 +249,7 @@ def read(store: Any) -> Any:
 
 
 def result(started: Any, path: str) -> Any:
-    """Waits for TensorStore.
-
-    Raises:
-      CorruptionError: If it cannot read the array at a path.
-    """
+    """Waits for TensorStore; its error is a CorruptionError."""
     try:
         return started.result()
     except ValueError as error:
@@ -276,12 +258,7 @@ def result(started: Any, path: str) -> Any:
 
 
 def _json(path: Address, name: str) -> Any:
-    """Reads a file of JSON in a directory.
-
-    Raises:
-      DecodeError: If it is not JSON.
-      CorruptionError: If it is missing.
-    """
+    """Reads a file of JSON in a directory."""
     try:
         data = (path / name).read_bytes()
         with _parsing(name):
@@ -294,7 +271,6 @@ def _json(path: Address, name: str) -> Any:
 
 @contextlib.contextmanager
 def _parsing(name: str) -> Iterator[None]:
-    """Converts the errors of parsing a file."""
     try:
         yield
     except DecodeError:

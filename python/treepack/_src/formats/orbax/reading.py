@@ -41,10 +41,7 @@ class OrbaxReader(Unchecked):
     def __init__(self, source: Address, *, max_size: int | None = None, **options: Any):
         """Reads the metadata, strings and numbers.
 
-        Args:
-          source: The directory.
-          max_size: The maximum size of all arrays; `None` is one that real files do not reach.
-          options: See `Reader`.
+        Without `max_size`, the maximum size of all arrays is one that real files do not reach.
         """
         place = source.real()  # TensorStore takes no `..`
         sizes = _sizes_in(place)
@@ -124,8 +121,7 @@ class OrbaxReader(Unchecked):
 def _sizes_in(folder: Address) -> list[int]:
     """Returns the sizes of the files in a directory.
 
-    Raises:
-      DecodeError: If it has a pipe, a socket or a device: TensorStore waits for a pipe forever.
+    Raises a DecodeError for a pipe, for which TensorStore waits forever, a socket or a device.
     """
     sizes: list[int] = []
     folders, seen = [folder], set()
@@ -159,7 +155,6 @@ def _may_have(sizes: Iterable[int], nbytes: int) -> bool:
 
 
 def _values(item: _orbax.Item) -> list[Any]:
-    """Returns the values of the leaves of an item; arrays are `Stored`."""
     types = *_orbax.ARRAYS, _orbax.SCALAR
     stored = [leaf for leaf in item.leaves if leaf.type in types and not leaf.is_aggregated]
     opened = zip(stored, _orbax.open_arrays(item, stored), strict=True)
@@ -194,7 +189,6 @@ def _values(item: _orbax.Item) -> list[Any]:
 
 
 def _small(item: _orbax.Item, leaf: _orbax.Leaf, data: np.ndarray) -> Any:
-    """Returns a number or a typed PRNG key."""
     impl = item.keys.get(leaf.name)
     if impl is None:
         return data.item()
@@ -231,12 +225,7 @@ def _at(state: Any, leaf: _orbax.Leaf) -> Any:
 
 
 class Stored(Held):
-    """An array of TensorStore.
-
-    Attributes:
-      leaf: Its leaf.
-      store: The open array.
-    """
+    """An array of TensorStore."""
 
     def __init__(self, leaf: _orbax.Leaf, store: Any):
         self.leaf, self.store = leaf, store
@@ -244,7 +233,7 @@ class Stored(Held):
 
     @property
     def chunk_nbytes(self) -> int:
-        """The size of a chunk, which TensorStore reads whole."""
+        """The bytes of a chunk, which TensorStore reads whole."""
         return math.prod(self.store.chunk_layout.read_chunk.shape or ()) * self.dtype.itemsize
 
     def _make(self) -> np.ndarray:
@@ -271,7 +260,6 @@ class _Array(BoxedArray):
             self._started[box] = self.start(box)
 
     def start(self, box: Sequence[range]) -> Any:
-        """Returns a future of the elements of a box."""
         return _orbax.read(self._stored.store[_index(box)])
 
     def _read(self, box: Sequence[range]) -> np.ndarray:

@@ -45,7 +45,6 @@ class Safetensors(Format):
     directories = "Hugging Face"
 
     def recognizes(self, content: core.Content) -> bool:
-        """Returns whether data begin with a header of this format."""
         return core.convertible(content) == self.name
 
     def open(self, source: Openable, opened: Opened | None, **options: Any) -> Any:
@@ -57,12 +56,10 @@ class Safetensors(Format):
     def find(
         self, path: Address, names: Sequence[str], *, has_checkpoint: bool
     ) -> Callable[..., Any] | None:
-        """Finds a directory of such files."""
         is_one = any(has_suffix(name, SUFFIXES) for name in names)
         return functools.partial(RepositoryReader, path) if is_one else None
 
     def check(self, path: Address, export: Export, options: Mapping[str, Any]) -> None:
-        """Raises a ValueError for options of `save` that do not apply to safetensors."""
         for name, reason in _NOT_HERE.items():
             if options.get(name) not in (None, False):
                 raise ValueError(f"{name}= does not apply to safetensors, {reason}: leave it out")
@@ -82,7 +79,6 @@ class Safetensors(Format):
         return room_of(path) if has_suffix(path) else path
 
     def content_of(self, tree: Any, saved: Saved) -> tuple[Leaves, Mapping[str, str] | None]:
-        """Returns the arrays of a tree, and the metadata."""
         return leaves_to_save(tree, saved.static), text_metadata(saved.metadata)
 
     def write(
@@ -107,7 +103,6 @@ class Safetensors(Format):
         return Save(path, arrays, metadata, writing, most, **more)
 
     def tree_of(self, content: core.Content, separator: str, max_size: int | None) -> Any:
-        """Returns the tree of the arrays in a file, and its metadata."""
         header = core.Tensors.read(content)
         arrays = {}
         for name, dtype, shape, start in header.arrays():

@@ -37,7 +37,6 @@ MAX_HEADER_BYTES = 100_000_000
 
 
 def has_suffix(source: Any, suffixes: tuple[str, ...] = (SUFFIX,)) -> bool:
-    """Returns whether the name of a file has a suffix, by default `.safetensors`."""
     is_path = isinstance(source, (str, os.PathLike))
     return is_path and os.fsdecode(source).lower().endswith(suffixes)
 
@@ -45,12 +44,7 @@ def has_suffix(source: Any, suffixes: tuple[str, ...] = (SUFFIX,)) -> bool:
 def encode_header(arrays: Iterable[tuple[str, Any]], metadata: Mapping[str, str] | None) -> bytes:
     """Encodes the header of a file: its length, and JSON padded to a multiple of 8 bytes.
 
-    Args:
-      arrays: The names and arrays, in the order of their bytes.
-      metadata: The texts under `__metadata__`, or `None`.
-
-    Raises:
-      TreepackError: If it is longer than safetensors allows.
+    `arrays` are in the order of their bytes; `metadata` are the texts under `__metadata__`.
     """
     header: dict[str, Any] = {}
     if metadata is not None:

@@ -76,12 +76,7 @@ class SafetensorsReader(Reader):
     ):
         """Lays out the arrays of a file.
 
-        Args:
-          source: The file.
-          opened: Its content.
-          header: Its header.
-          beside: The names of other files of the same tree that begin other names.
-          options: Options that reopen it.
+        `beside` are the names of other files of the same tree that begin other names.
         """
         if header is None:
             header = _header_of(opened.content, salvage=options.get("salvage", False))
@@ -104,7 +99,7 @@ class RepositoryReader(Unchecked, ShardedReader):
     has_types = False
 
     def __init__(self, source: Openable, *, salvage: bool = False, **options: Any):
-        """With `salvage`, reads the files that are intact; `options` as for `ShardedReader`."""
+        """With `salvage`, reads the files that are intact."""
         self._lost: list[DamagedFileError] | None = [] if salvage else None
         super().__init__(source, salvage=salvage, **options)
         self._damage = "; ".join(error.reason for error in self._lost or ()) or None
@@ -117,7 +112,6 @@ class RepositoryReader(Unchecked, ShardedReader):
 
     @property
     def nbytes(self) -> int:
-        """The size of the files with arrays."""
         return sum(nbytes for _, nbytes, _ in self._expected)
 
     def _damage_of_files(self) -> Iterator[str]:
@@ -335,14 +329,7 @@ def _read_index(
 ) -> dict[str, str]:
     """Returns the file of each array by the index of a directory; empty if it has none.
 
-    Args:
-      path: The directory.
-      names: The names in it.
-      given: The name of the index, or `None`.
-      lose: Is called if it is damaged, or names files that are not there.
-
-    Raises:
-      NoManifestError: If there are several.
+    `given` is the name of the index. `lose` is called if it is damaged, or names missing files.
     """
     indices = [name for name in names if name.endswith(INDEX_SUFFIX)]
     if given is not None or INDEX in indices:

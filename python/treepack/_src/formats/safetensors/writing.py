@@ -59,11 +59,7 @@ _PLAIN = (bool, int, float, complex, str, bytes)
 
 
 def leaves_to_save(tree: Any, static: Static) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yields the paths and arrays of a tree.
-
-    Raises:
-      UnserializableLeafError: If another leaf is not left out by `static`.
-    """
+    """Yields the paths and arrays of a tree."""
     for parts, leaf in leaves_of(tree, ()):
         if not parts:
             raise TreepackError(
@@ -95,12 +91,10 @@ class Part(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The size of the file in bytes."""
         nbytes: int = sum(array.nbytes for array in self.arrays.values())
         return len(self.header) + nbytes
 
     def layout(self, *, snapshot: bool) -> core.Layout:
-        """Lays out the file; see `_core.walk` for `snapshot`."""
         try:
             return core.lay_raw(self.header, [*self.arrays.values()], snapshot=snapshot)
         except TreepackError:
@@ -118,10 +112,6 @@ class Part(NamedTuple):
 def part_of(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None) -> Part:
     """Sorts the arrays of a file as safetensors does: by dtype, then by name.
 
-    Args:
-      arrays: The arrays by their names.
-      metadata: The metadata, or `None`.
-
     Raises:
       UnserializableLeafError: If safetensors lack a dtype.
       TreepackError: If a name is reserved, or the header is too large.
@@ -138,11 +128,7 @@ def part_of(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None) -> Pa
 
 
 def text_metadata(metadata: Any) -> Mapping[str, str]:
-    """Returns metadata of `save`; by default `{"format": "flax"}`.
-
-    Raises:
-      TypeError: Unless they are a dict of strings.
-    """
+    """Returns metadata of `save`, a dict of strings; by default `{"format": "flax"}`."""
     if metadata is None:
         return {"format": "flax"}
     texts: dict[Any, Any] = dict(metadata) if isinstance(metadata, Mapping) else {None: None}
@@ -158,11 +144,7 @@ DEFAULT_SIZE = "5GB"
 
 
 def size_of(size: int | str) -> int:
-    """Returns a `max_shard_size` in bytes; units are powers of 1000, as for huggingface_hub.
-
-    Raises:
-      ValueError: If it is neither a positive number nor a text such as `"5GB"`.
-    """
+    """Returns a `max_shard_size` in bytes; units are powers of 1000, as for huggingface_hub."""
     nbytes = 0
     with contextlib.suppress(ValueError):
         if not isinstance(size, str):
@@ -218,14 +200,8 @@ class Save:
     ):
         """Plans the files; see `part_of` for errors.
 
-        Args:
-          path: The file, or the directory.
-          arrays: The arrays by their names.
-          metadata: The metadata of each file, or `None`.
-          writing: The options of writing.
-          max_shard_size: The maximum size of each file in bytes; `None` if `path` is a file.
-          snapshot: Whether arrays may change before the call.
-          exchange: The processes that save.
+        `max_shard_size` is `None` if `path` is a file. With `snapshot`, arrays may change before
+        the call.
         """
         self._is_file = max_shard_size is None
         several = [arrays] if max_shard_size is None else split(arrays, max_shard_size)
@@ -317,7 +293,6 @@ class Save:
         return functools.reduce(lambda sum, text: zlib.crc32(text, sum), texts, 0)
 
     def _write(self, names: Sequence[str], tell: Tell | None, permit: Permit) -> None:
-        """Writes the files of this process, which have these names in a directory."""
         before = self._exchange.nbytes
         total = before + self._nbytes
 
@@ -358,7 +333,6 @@ def _names(count: int, taken: set[str]) -> list[str]:
 
 
 def _index(files: Mapping[str, Part]) -> bytes:
-    """Returns the index of files, as huggingface_hub writes it."""
     weights = {name: file for file, part in files.items() for name in part.arrays}
     total = sum(array.nbytes for part in files.values() for array in part.arrays.values())
     index = {"metadata": {"total_size": total}, "weight_map": weights}
