@@ -67,14 +67,8 @@ class _Shard(NamedTuple):
 
 
 class _Array(Computed):
-    """An array in shards."""
-
     def __init__(self, files: list[Reader], parts: tuple[str, ...], shards: list[_Shard]):
-        """`shards` are in C order.
-
-        Raises:
-          CorruptionError: If some of them are missing, or are of different arrays.
-        """
+        """`shards` are in C order; some missing, or of different arrays, are a CorruptionError."""
         first, last = shards[0], shards[-1]
         shape = first.shape if last.place is None else tuple(stop for _, stop in last.place)
         dtype = _dtypes.resolve(first.dtype.encode())
@@ -93,7 +87,6 @@ class _Array(Computed):
         super().__init__(shape, dtype, self._range)
 
     def _range(self, start: int, stop: int) -> np.ndarray:
-        """Reads a small array."""
         array = np.empty(self.shape, self.dtype)
         for shard in self.shards:
             index: Any = tuple(slice(*part) for part in shard.place or ())
@@ -112,8 +105,7 @@ class ShardsReader(ShardedReader):
     def __init__(self, source: Openable, *, lost: str, **options: Any):
         """`lost` is the reason why the manifest is missing, for errors.
 
-        Raises:
-          CorruptionError: If there are no shards.
+        Raises a CorruptionError if there are no shards.
         """
         self._lost = [f"{lost}; with the manifest, types and leaves other than arrays are lost"]
         super().__init__(source, lost=lost, **options)
@@ -269,11 +261,6 @@ def _shards_in(number: int, file: Reader) -> Iterator[tuple[tuple[str, ...], _Sh
 
 
 def _insert(tree: dict[str, Any], array: _Array) -> None:
-    """Adds an array to nested dicts.
-
-    Raises:
-      CorruptionError: If another array is above or below it.
-    """
     *above, last = array.parts or ("",)
     for key in above:
         tree = tree.setdefault(key, {})

@@ -62,7 +62,6 @@ class BoxedArray(LazyArray):
         return _Cast(self, dtype, overflow)
 
     def _read(self, box: Sequence[range]) -> np.ndarray:
-        """Returns the elements of a box."""
         raise NotImplementedError
 
     def _read_all(self, copy: bool | None) -> np.ndarray:
@@ -75,7 +74,6 @@ class BoxedArray(LazyArray):
     def read_to(
         self, box: Sequence[range], target: np.ndarray, *, threads: int | None = None
     ) -> None:
-        """Reads the elements of a box to an array."""
         copy(self._read(box), target, threads=threads)
 
     def view(self) -> np.ndarray | None:
@@ -103,11 +101,9 @@ class _Cast(BoxedArray):
         return super()._read_all(None)  # `copy=False` does not exclude casts
 
     def begin(self, index: Sequence[slice]) -> None:
-        """Begins to read a box in the background, if a library reads the file (Orbax)."""
         self._array.begin(index)
 
     def ahead(self, index: Sequence[slice]) -> Iterator[RemoteRange]:
-        """Yields the ranges of remote files that reading a box needs."""
         return self._array.ahead(index)
 
     def _read(self, box: Sequence[range]) -> np.ndarray:

@@ -59,19 +59,11 @@ class Files(Reader, abc.ABC):
 
     @abc.abstractmethod
     def file(self, number: int) -> Reader:
-        """Returns a file after checking that it matches the manifest.
-
-        Raises:
-          CorruptionError: If the file is missing, or is another file.
-        """
+        """Returns a file that matches the manifest; otherwise a CorruptionError."""
 
     @abc.abstractmethod
     def need_files(self, numbers: Iterable[int]) -> None:
-        """Opens the files that are not open yet.
-
-        Raises:
-          CorruptionError: If a file is missing, or is another file.
-        """
+        """Opens the files that are not open yet; see `file`."""
 
     @abc.abstractmethod
     def explained(self, number: int, error: BaseException) -> BaseException:
@@ -103,8 +95,7 @@ class Box:
     def find(self) -> Box:
         """Opens the files that it needs, finds its shards, and returns itself.
 
-        Raises:
-          CorruptionError: If a file or a shard is missing.
+        Raises a CorruptionError if a file or a shard is missing.
         """
         if not self._is_found:
             files = self.array.reader
@@ -146,7 +137,6 @@ class Box:
 
     @property
     def nbytes(self) -> int:
-        """Its size in bytes."""
         return math.prod(self._shape) * self.array.dtype.itemsize
 
     def read_to(
@@ -246,7 +236,6 @@ def ranges_of(boxes: Iterable[Box]) -> Iterator[RemoteRange]:
 
 
 def _at(array: Any, index: Iterable[slice]) -> np.ndarray:
-    """Returns a view of a part of an array."""
     view: np.ndarray = array[(*index, ...)]  # without the dots, a 0-d result becomes a scalar
     return view
 
@@ -298,25 +287,16 @@ class ShardedArray(BoxedArray):
         self._shards, self.is_host = shards
 
     def cast(self, dtype: Any, *, overflow: bool) -> ShardedArray:
-        """Returns the same array, cast when it is read; floats may overflow with `overflow`."""
         cast = object.__new__(ShardedArray)
         cast.__dict__.update(self.__dict__)
         cast.dtype, cast.overflow = np.dtype(dtype), overflow
         return cast
 
     def box(self, index: Sequence[slice]) -> np.ndarray:
-        """Reads only the elements of a box.
-
-        Args:
-          index: A slice with a step of 1 for each dimension.
-
-        Returns:
-          A view of a file if the box lies in one shard, otherwise a new array.
-        """
+        """Reads a box, of slices with a step of 1: a view of a file if it lies in one shard."""
         return self._using(self._ranges(index), Box.read, in_place=True)
 
     def plan(self, index: Sequence[slice], *, in_place: bool = True) -> Box:
-        """Plans a box to be read later; with `in_place`, as a view of its file if possible."""
         return Box(self, self._ranges(index), in_place=in_place)
 
     def view(self) -> np.ndarray | None:
@@ -325,21 +305,17 @@ class ShardedArray(BoxedArray):
             return self.plan([slice(None)] * self.ndim).view()
 
     def ranges(self, bounds: Bounds) -> Iterator[RemoteRange]:
-        """Yields the ranges of remote files that a box needs; see `LazyArray.ranges`."""
         if not self.reader.is_local:
             box = [range(start, start + count * step, step) for start, count, step in bounds]
             yield from ranges_of([Box(self, box, in_place=False)])
 
     def shards_in(self, box: Sequence[range]) -> core.ShardBox:
-        """Returns the position of a box in the shards."""
         return self._shards.box(bounds_of(box))
 
     def _ranges(self, index: Sequence[slice]) -> list[range]:
         return [range(*part.indices(n)) for part, n in zip(index, self.shape, strict=True)]
 
     def _read(self, box: Sequence[range]) -> np.ndarray:
-        """Returns the elements of a box."""
-
         def read(plan: Box) -> np.ndarray:
             elements = np.empty(tuple(map(len, box)), self.dtype)
             plan.read_to(elements)
@@ -358,12 +334,10 @@ class ShardedArray(BoxedArray):
     def read_to(
         self, box: Sequence[range], target: np.ndarray, *, threads: int | None = None
     ) -> None:
-        """Reads the elements of a box to a part of an array."""
         if target.size:
             self._using(box, lambda plan: plan.read_to(target, threads))
 
     def files(self) -> list[int]:
-        """Returns the number of the file of each shard."""
         return self._shards.files
 
     def status(self, cell: int, number: int, statuses: Mapping[int, Status]) -> Status:
@@ -391,7 +365,6 @@ class ShardedArray(BoxedArray):
         )
 
     def leaf_of(self, number: int, value: int) -> LazyArray:
-        """Returns a shard by the numbers of its file and leaf."""
         shard: LazyArray = self.reader.file(number).leaf(value, self.parts)
         return shard
 
@@ -403,11 +376,7 @@ class ShardedArray(BoxedArray):
         return np.array(array) if copy and not array.flags.writeable else array
 
     def compare(self) -> None:
-        """Compares its shards with their checksums.
-
-        Raises:
-          CorruptionError: If a shard is damaged or missing.
-        """
+        """Compares its shards with their checksums; see `Reader.compare`."""
         for cell, number in enumerate(self.files()):
             file = self.reader.file(number)
             value = self._shards.find(cell, file.catalog)

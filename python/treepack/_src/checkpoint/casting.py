@@ -60,16 +60,11 @@ class Item:
 
 
 def index_key(index: tuple[slice, ...]) -> tuple[tuple[Any, Any], ...]:
-    """Returns an index as a hashable key."""
     return tuple((at.start, at.stop) for at in index)
 
 
 class _Casts:
-    """Casts that are yet to be done, in parts.
-
-    Attributes:
-      overflow: Whether floats may become infinite.
-    """
+    """Casts that are yet to be done, in parts."""
 
     def __init__(self, threads: int | None, overflow: bool):
         self.overflow = overflow
@@ -78,11 +73,9 @@ class _Casts:
         self._lost: dict[tuple[np.dtype[Any], np.dtype[Any]], Counter[Trail]] = {}
 
     def add(self, source: np.ndarray, target: np.ndarray, path: Trail) -> None:
-        """Adds a part of an array."""
         self._work.append(lambda: self.now(source, target, path))
 
     def now(self, source: np.ndarray | np.generic, target: np.ndarray, path: Trail) -> None:
-        """Casts a part of an array at once."""
         _dtypes.cast(source, target, path, overflow=True)
         if not self.overflow and _dtypes.is_float(target.dtype):
             count = _dtypes.overflows(source, target)
@@ -90,11 +83,7 @@ class _Casts:
                 self._lost.setdefault((source.dtype, target.dtype), Counter())[path] += count
 
     def run(self) -> None:
-        """Does the work, and drops the source arrays.
-
-        Raises:
-          TreepackError: If floats overflow.
-        """
+        """Does the work, and drops the source arrays; a TreepackError if floats overflow."""
         run(self._work, self._threads)
         self._work.clear()
         for dtypes, counts in self._lost.items():
@@ -125,12 +114,8 @@ def cast_items(items: Iterable[Item], threads: int | None, *, overflow: bool) ->
 def cast_floats(state: Any, reading: Reading, note: Callable[[Trail], None]) -> Any:
     """Casts all float arrays in a state, in place; a no-op without `dtype=`.
 
-    Each source array is dropped as soon as it is cast, so that few arrays exist twice.
-
-    Args:
-      state: Dicts, lists and leaves; modified in place.
-      reading: The options.
-      note: Called with the path of each array that is cast.
+    Each source array is dropped as soon as it is cast, so that few arrays exist twice. `note` takes
+    the path of each.
     """
     dtype = reading.dtype
     if dtype is None:

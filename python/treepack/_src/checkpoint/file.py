@@ -62,10 +62,10 @@ class Tree(Hinting, Mapping[str, Any]):
     """A container in an open file: a mapping of its keys to its children.
 
     Arrays are `LazyArray`s, containers are `Tree`s, and other leaves are read when they are looked
-    up. The keys of elements of lists and tuples are their indices as strings, such as `"0"`. A key
-    may also be a path, such as `params/layers/0/w`, or a key path of JAX. In a path, `/` inside a
-    key is written `~1`, and `~` is written `~0`. If no value has that path, the path is also tried
-    without escapes, and must then match one value, such as haiku's `mlp/~/linear_0/w`.
+    up. Elements of lists and tuples have their indices as keys, such as `"0"`. A key may also be a
+    path, such as `params/layers/0/w`, or a key path of JAX. In a path, `/` inside a key is written
+    `~1`, and `~` is written `~0`. If no value has that path, it is also tried without escapes, and
+    must then match one value, such as haiku's `mlp/~/linear_0/w`.
 
     Examples:
       >>> import numpy as np, treepack
@@ -139,7 +139,6 @@ class Tree(Hinting, Mapping[str, Any]):
     def _missing(
         self, path: Any, parts: list[str], names: dict[str, list[str]], readings: list[list[str]]
     ) -> MissingPathError:
-        """Returns the error for a missing path, with a similar path as a hint."""
         hint = ""
         if isinstance(path, str) and "*" in path:
             hint = (
@@ -163,7 +162,6 @@ class Tree(Hinting, Mapping[str, Any]):
         return MissingPathError(missing, self._place.reader.filename, hint)
 
     def _keys_near(self, parts: list[str]) -> str:
-        """Returns a hint at the keys of the nearest container of a missing path."""
         catalog = self._catalog
         for count in range(len(parts) - 1, -1, -1):
             value = catalog.find(parts[:count], self._place.value)
@@ -177,7 +175,6 @@ class Tree(Hinting, Mapping[str, Any]):
         return ""
 
     def _similar(self, parts: list[str]) -> str | None:
-        """Returns a similar path, or `None`."""
         catalog, start = self._catalog, self._place.value
         leaves = (path for path, _ in catalog.leaves(start))
         if (meant := _paths.meant("/".join(parts), leaves)) is not None:
@@ -258,11 +255,7 @@ class Tree(Hinting, Mapping[str, Any]):
             yield path, leaf
 
     def _at(self, path: Any = _paths.ROOT) -> Place:
-        """Returns the place of the value that `__getitem__` finds, by the keys of the file.
-
-        Raises:
-          MissingPathError: If the file has no value at the path.
-        """
+        """Returns the place of the value that `__getitem__` finds, by the keys of the file."""
         place = self._place
         if path == _paths.ROOT:
             return place
@@ -273,14 +266,9 @@ class Tree(Hinting, Mapping[str, Any]):
         return place.below(value, _paths.parts(place.catalog.path_of(value, place.value)))
 
     def _in_layout(self, mapping: Any, template: Mapping[str, Leaf] | None = None) -> File:
-        """Returns the file in the layout of a `Mapping`.
+        """Returns the file in the layout of a `Mapping`, or its rules.
 
-        Args:
-          mapping: The mapping, or its rules.
-          template: The leaves of a tree of that layout, for the sizes of axes.
-
-        Raises:
-          TreepackError: If the mapping does not fit the file.
+        `template` has the leaves of a tree of that layout, for the sizes of axes.
         """
         reader = MappedReader(self._place, RuleSet.of(mapping), template)
         # A leaf that only the template has is a difference, not a fault of the mapping.
@@ -320,7 +308,7 @@ class Tree(Hinting, Mapping[str, Any]):
           depth: The number of levels; all by default.
 
         Yields:
-          The level, which begins with 0, the key, and the description.
+          The level, from 0, the key, and the description.
 
         Examples:
           >>> import numpy as np, treepack
@@ -343,8 +331,8 @@ class Tree(Hinting, Mapping[str, Any]):
     def num_params(self) -> int:
         """The number of elements of its arrays.
 
-        Of bytes that stand for elements, such as `F4_packed`, the number of these; bytes of members
-        of npz that no array can hold, or that cannot be read, are none.
+        Of packed bytes, such as `F4_packed`, the elements that they stand for; bytes of members of
+        npz that no array can hold, or that cannot be read, have none.
         """
         kinds = self._catalog.kinds(self._place.value)
         arrays = [(*dtype_and_shape(kind), count) for kind, count, _ in kinds if kind[0] == "array"]
@@ -480,8 +468,6 @@ class Tree(Hinting, Mapping[str, Any]):
 
 
 class _Keys(KeysView[str]):
-    """The keys of a tree; their repr lists them."""
-
     def __repr__(self) -> str:
         return f"KeysView([{shortened((repr(path_end(key)) for key in self), len(self))}])"
 
@@ -534,7 +520,7 @@ class File(Tree):
     def unverified(self) -> list[str]:
         """The paths of the leaves that a damaged file has no checksums of.
 
-        They are read, and their values may be damaged.
+        Their values may be damaged.
         """
         reader, room = self._place.reader, _paths.Room()
         return [room.text(reader.catalog.path_of(value, 0)) for value in reader.unverified()]
@@ -628,12 +614,10 @@ def open(
       source: A path or URL (`str`, `PathLike` or `UPath`), bytes, or a seekable file object, with
         msgpack of treepack, flax or eformer, gzip of treepack, safetensors, or npz or npy of
         NumPy. Or a directory: a sharded checkpoint, or one of safetensors or Orbax.
-      salvage: Whether to open a truncated or damaged file, too, with the leaves that are intact.
-        Leaves are compared with their checksums, arrays as a whole. `File.damage` describes the
-        damage outside of leaves.
+      salvage: Whether to open a truncated or damaged file, too, with its intact leaves, which are
+        compared with their checksums. `File.damage` describes the damage outside of leaves.
       mmap: Whether to map the file. `False` reads the whole file now.
-      max_size: The maximum decompressed size in bytes of gzip, and of a patch and its base; for a
-        directory, of its manifest and all its files together.
+      max_size: See `load`.
       unknown: Whether values of unregistered types in `metadata` are an error when it is read, or
         become dicts (`"dict"`): of their fields, or of the name of the type and the parts of the
         value.
@@ -646,13 +630,12 @@ def open(
 
     Raises:
       OSError: If the file cannot be read.
-      DecodeError: A ValueError with the byte offset, if the file has another format; the message
-        names the format if it is known.
-      NewerVersionError: A DecodeError, if a newer version of treepack wrote the file.
-      NoIndexError: A GzipError, if the file is gzip of another program above 1 MiB, which
-        cannot be read in parts.
-      CorruptionError: A ValueError, if the file is damaged gzip (GzipCorruptionError) or truncated
-        gzip (GzipTruncatedError).
+      DecodeError: With the byte offset and, if it is known, the format, if the file has another
+        one.
+      NewerVersionError: If a newer version of treepack wrote the file.
+      NoIndexError: If the file is gzip of another program above 1 MiB, which cannot be read in
+        parts.
+      CorruptionError: If gzip is damaged (GzipCorruptionError) or truncated (GzipTruncatedError).
 
     Examples:
       >>> import numpy as np, tempfile, treepack

@@ -57,7 +57,6 @@ class Info(NamedTuple):
 
     @classmethod
     def at(cls, reader: Reader, value: int, path: str | _paths.Trail) -> Info:
-        """Describes a value of a file."""
         catalog = reader.catalog
         if catalog.children(value) is not None:
             leaves, nbytes = totals(catalog, value)
@@ -83,9 +82,7 @@ def levels(
 def nbytes_of(kind: tuple[Any, ...], encoded: int) -> int:
     """Returns the size of a leaf in bytes; for an array, of its elements without headers.
 
-    Args:
-      kind: The kind of the leaf; see `Catalog.leaf`.
-      encoded: Its encoded size in bytes.
+    `kind` is of `Catalog.leaf`; `encoded` is the encoded size.
     """
     if kind[0] not in ("array", "prng_key", "scalar"):
         return encoded

@@ -33,15 +33,12 @@ class Unchecked(Reader):
 
     @property
     def is_summed(self) -> bool:
-        """Whether there are checksums to verify."""
         return False
 
     def unverified(self) -> list[int]:
-        """Returns all leaves of a damaged checkpoint; see `Reader.unverified`."""
         return [] if self.damage is None else self.catalog.leaf_values(0)
 
     def verify(self, *, threads: int | None, progress: Tell | None) -> Verified:
-        """Marks all readable leaves as unchecked; see `Reader.verify`."""
         statuses: dict[int, Status] = dict.fromkeys(self.catalog.leaf_values(0), "unchecked")
         if self.damage is None:  # otherwise the name of a dtype may be damaged, too
             statuses.update(dict.fromkeys(self.without_dtype(), "unreadable"))

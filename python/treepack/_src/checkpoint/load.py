@@ -63,9 +63,9 @@ def load_file(
     opening: Opening,
     compare: Callable[[Reader], None] | None = None,
 ) -> Any:
-    """Loads a file, a directory or data; again from the start if it is replaced meanwhile.
+    """Loads a file, a directory or data; again from the start if it is replaced.
 
-    `compare` raises an error for a file of other values. For errors see `treepack.load`.
+    `compare` raises an error for a file of other values.
     """
     warn_of_part(path)
     is_directory = False
@@ -198,9 +198,8 @@ def _fitting(
 ) -> Selector:
     """Returns the selection without leaves that a mapping leaves out.
 
-    Raises:
-      TreepackError: If the mapping cannot make selected leaves, or, with `missing="target"`, makes
-        none of the target.
+    Raises a TreepackError if the mapping cannot make selected leaves, or, with `missing="target"`,
+    makes none of the target.
     """
     plan = reader.plan
     lacks = selection.missing == "error"
@@ -225,7 +224,6 @@ def _fitting(
 
 
 def _is_flat(target: Any, separator: str) -> bool:
-    """Returns whether keys of a target are names of several parts."""
     return type(target) is dict and any(separator in key for key in target if type(key) is str)
 
 
@@ -234,8 +232,7 @@ def _load_nested(
 ) -> dict[str, Any]:
     """Loads a flat target as nested dicts with the keys of the file, without a rule for each leaf.
 
-    Raises:
-      TreepackError: If the file has other dicts, an option has paths, or the load fails.
+    Raises a TreepackError if the file has other dicts, an option has paths, or the load fails.
     """
     given = (selection.select, selection.exclude, reading.sharding)
     if selection.return_report or any(option is not None for option in given):
@@ -252,8 +249,7 @@ def _load_nested(
 def _nested(place: Place, target: dict[str, Any], separator: str) -> dict[str, Any]:
     """Returns a flat target as nested dicts with the keys of the file.
 
-    Raises:
-      TreepackError: If the file has others, since a name begins another.
+    Raises a TreepackError if the file has others, since a name begins another.
     """
     names = {
         separator.join(_paths.parts(path)): path for path, _ in place.catalog.leaves(place.value)
@@ -277,11 +273,7 @@ def _by_name(separator: str) -> Callable[[str], str]:
 
 
 def _check_reached(new: Sequence[str], targets: Collection[str]) -> None:
-    """Checks that the target has one of the paths that rules make.
-
-    Raises:
-      TreepackError: If it lacks all.
-    """
+    """Raises a TreepackError unless the target has one of the paths that rules make."""
     ordered, here = sorted(targets), sorted(new)
     is_reached = any(_paths.has(ordered, path) for path in new)
     # Below a leaf of the target, it may be a node that only Python can restore.
@@ -295,7 +287,6 @@ def _check_reached(new: Sequence[str], targets: Collection[str]) -> None:
 def _restored(
     place: Place, target: Any, choice: _Choice, partial: Coverage, convert: Any, reading: Reading
 ) -> Any:
-    """Returns the target with chosen leaves from a file."""
     reader, marks, stays = place.reader, choice.marks, _stay_lazy(target, reading)
 
     def read() -> tuple[Any, Any]:
@@ -337,7 +328,6 @@ class _Choice(NamedTuple):
     mismatched: Sequence[str] = ()
 
     def has_leaves(self, place: Place) -> bool:
-        """Returns whether there is a leaf to load."""
         leaves = place.catalog.leaf_values(place.value)
         return self.marks is None or any(leaf in self.marks for leaf in leaves)
 
@@ -368,10 +358,9 @@ def _choose(place: Place, target: Any, selection: Selection, reading: Reading) -
 
 
 def _check_begins(patterns: Sequence[str], target: dict[Any, Any]) -> None:
-    """Refuses a target that no pattern can reach: it would come back unchanged.
+    """Raises a TreepackError if all patterns begin with a key that the target lacks.
 
-    Raises:
-      TreepackError: If all patterns begin with a key that the target lacks.
+    It would come back unchanged.
     """
     begins = ["".join(_paths.parts(pattern)[:1]) for pattern in patterns]
     keys = {str(key) for key in target}
@@ -418,8 +407,8 @@ def _without_unfit(place: Place, target: Any, choice: _Choice, selection: Select
     """Leaves out leaves that do not fit the template, as the options allow.
 
     Those are arrays of dtypes that NumPy lacks where the template has nothing for them, with
-    `mismatched="target"` arrays of other shapes, and with `missing="target"` what holds the place
-    of a leaf that was not saved: `None`, as of `equinox.filter`, and empty nodes, as of
+    `mismatched="target"` arrays of other shapes, and with `missing="target"` the substitutes of
+    leaves that were not saved: `None`, as of `equinox.filter`, and empty nodes, as of
     `optax.masked`.
     """
     catalog = place.catalog
@@ -454,7 +443,6 @@ def _without_unfit(place: Place, target: Any, choice: _Choice, selection: Select
 
 
 def unsummed(remedy: str) -> UnsummedError:
-    """Returns the error about a file without checksums, with a remedy."""
     return UnsummedError(
         "there are no checksums to verify: the file is not from treepack.save, or was made by "
         f"dumps; {remedy}"

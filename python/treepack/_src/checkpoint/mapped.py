@@ -91,7 +91,7 @@ class Mapping(RuleSet):
 
     Raises:
       ValueError: If a rule has a mistake; it names the rule, and the position in it.
-      TypeError: If it is no rule.
+      TypeError: If it is not a rule.
 
     Examples:
       >>> import numpy as np, treepack
@@ -116,8 +116,8 @@ class Mapping(RuleSet):
           source: A file, as for `open`.
 
         Raises:
-          TreepackError: A ValueError that lists all leaves without a tensor, tensors without a
-            rule (not with `rest="skip"`), gaps in indices and sizes that disagree.
+          TreepackError: If there are leaves without a tensor, tensors without a rule (not with
+            `rest="skip"`), gaps in indices or sizes that disagree; it lists all.
         """
         if isinstance(target, (str, os.PathLike)) and not is_source(source):
             raise TypeError(
@@ -183,7 +183,6 @@ class MappedArray(BoxedArray):
             self._made.fill(self._source, box, target, path=self.path, threads=threads)
 
     def flat_range(self, start: int, stop: int) -> np.ndarray:
-        """Reads a range of elements, counted in C order."""
         if not self.shape or start >= stop:
             return super().flat_range(start, stop)
         if self._blocks is None:
@@ -191,7 +190,6 @@ class MappedArray(BoxedArray):
         return self._blocks.take(start, stop)
 
     def ahead(self, index: Sequence[slice]) -> Iterator[RemoteRange]:
-        """Yields the ranges of remote files that reading a box needs."""
         if self.reader.is_local or 0 in self.shape:
             return
         box = [range(*part.indices(size)) for part, size in zip(index, self.shape, strict=True)]
@@ -216,13 +214,7 @@ class MappedReader(Reader):
     def __init__(self, place: Place, mapping: RuleSet, there: Dict[str, Leaf] | None):
         """Reads headers, and leaves other than arrays.
 
-        Args:
-          place: The part of the file.
-          mapping: The rules.
-          there: The leaves of a template by their paths, or `None`.
-
-        Raises:
-          TreepackError: If no rule has a match.
+        Raises a TreepackError if no rule has a match.
         """
         inner = place.reader
         if inner.catalog.is_newer:
@@ -277,7 +269,6 @@ class MappedReader(Reader):
                 del self.plan.made[path]
 
     def _elements(self, made: Made | str) -> Any:
-        """Reads a leaf, or makes an array."""
         if isinstance(made, str):
             leaf = self._place.reader.leaf(*self._inner(made))
             return np.asarray(leaf) if isinstance(leaf, LazyArray) else leaf
@@ -311,7 +302,6 @@ class MappedReader(Reader):
         return None if leaf.dtype is None else leaf.shape
 
     def _leaf_of(self, value: int) -> Leaf:
-        """Returns the shape and dtype of a leaf in the file."""
         catalog = self._place.catalog
         if catalog.children(value) is not None:
             return Leaf((), None)
@@ -322,7 +312,6 @@ class MappedReader(Reader):
         return Leaf(tuple(shape), _dtypes.resolve(name.encode()))
 
     def _stand_in(self, path: str, made: Made | str, here: Dict[str, Leaf]) -> Any:
-        """Returns the stand-in of a leaf in the layout."""
         if isinstance(made, Made):
             rule, dtype = made.rule, made.dtype
             if rule.dtype is not None:
@@ -345,11 +334,9 @@ class MappedReader(Reader):
         return self._place.reader.leaf(value, [*self._place.parts, *_paths.parts(made)])
 
     def _inner(self, path: str) -> tuple[int, list[str]]:
-        """Returns the value and the parts of a leaf in the file."""
         return self._values[path], [*self._place.parts, *_paths.parts(path)]
 
     def source(self, made: Made, number: int) -> Source:
-        """Returns a source of an array."""
         array = self._place.reader.leaf(*self._inner(made.assembly.paths[number]))
         if not made.scales:
             return Source(array)
@@ -419,7 +406,6 @@ class MappedReader(Reader):
         return [self._values[path] for path in paths]
 
     def compare(self, value: int, parts: list[str]) -> None:
-        """Compares the sources of a leaf with their checksums."""
         for inner in self._sources_of(value):
             self._place.reader.compare(inner, parts)
 
@@ -433,38 +419,31 @@ class MappedReader(Reader):
         return worst, damage
 
     def unverified(self) -> list[int]:
-        """Returns the leaves of a damaged file of which it lacks checksums."""
         inner = {*self._place.reader.unverified()}
         values = self.catalog.leaf_values(0) if inner else []
         return [value for value in values if not inner.isdisjoint(self._sources_of(value))]
 
     @property
     def original(self) -> Reader:
-        """The reader of the file in its own layout."""
         return self._place.reader
 
     @property
     def damage(self) -> str | None:
-        """A description of the damage outside of leaves; see `Reader.damage`."""
         return self._place.reader.damage
 
     @property
     def is_cut(self) -> bool:
-        """Whether leaves may be missing because of damage."""
         return self._place.reader.is_cut
 
     @property
     def is_summed(self) -> bool:
-        """Whether the file has checksums."""
         return self._place.reader.is_summed
 
     @property
     def metadata_record(self) -> bytes | None:
-        """The record that has the metadata of the file."""
         return self._place.reader.metadata_record
 
     def salvaging(self) -> Reader:
-        """Returns a reader of the same file with its intact leaves."""
         if self.salvages:
             return self
         place = self._place._replace(reader=self._place.reader.salvaging())
@@ -493,14 +472,9 @@ class MappedReader(Reader):
         return self._place.catalog.children(self._values[path]) is None
 
     def check_has_no_code(self, above: Sequence[str], means: Callable[[str], bool]) -> None:
-        """Checks that no leaf is code, which was not saved: here, it would be an empty dict.
+        """Raises a HoleError if a leaf is code, which would be an empty dict here.
 
-        Args:
-          above: The keys of a container.
-          means: Takes a path below it, returns whether the leaf is loaded.
-
-        Raises:
-          HoleError: If one is.
+        `means` returns whether the leaf at a path below the keys `above` is loaded.
         """
         places = (_paths.parts(path) for path in self._code())
         below = [parts[len(above) :] for parts in places if parts[: len(above)] == [*above]]
@@ -511,7 +485,6 @@ class MappedReader(Reader):
             )
 
     def _code(self) -> list[str]:
-        """Returns the leaves that are code."""
         catalog = self._place.catalog
         old = {path for path, value in self._values.items() if catalog.children(value) is not None}
         if not old or catalog.record is None:
@@ -534,7 +507,6 @@ class MappedReader(Reader):
 
     @property
     def has_function(self) -> bool:
-        """Whether the rules are those that a function of paths returns."""
         return self._mapping.is_function
 
     def left_out(self) -> set[str]:
@@ -544,11 +516,9 @@ class MappedReader(Reader):
         return {*(self.there or ())} - {*self.outcome, *(fault.path for fault in self.plan.faults)}
 
     def remember(self) -> None:
-        """From now on, checks that bytes do not change between two reads."""
         self._place.reader.remember()
 
     def close(self) -> None:
-        """Closes the file."""
         super().close()
         self._place.reader.close()
 
@@ -569,5 +539,4 @@ class _StandIn(Computed):
 
 
 def mapped(place: Place, mapping: Any, target: Any = None) -> MappedReader:
-    """Returns a reader of a part of an open file in another layout; see `Mapping`."""
     return MappedReader(place, RuleSet.of(mapping), Leaf.by_path(target))

@@ -39,9 +39,9 @@ def open_reader(
 ) -> Reader:
     """Opens a file, or the directory of a sharded checkpoint or of another format.
 
-    See `treepack.open`. With `is_directory` the source is known to be a directory. For `base`,
-    `place` and `join` see `Opened.of`; a patch that is not joined has only metadata. With
-    `salvage`, shards whose manifest is damaged are opened; with `"alone"`, also shards without one.
+    See `treepack.open`, and for `base`, `place` and `join` `Opened.of`; a patch that is not joined
+    has only metadata. With `is_directory` the source is known to be one. With `salvage`, shards
+    whose manifest is damaged are opened; with `"alone"`, also shards without one.
     """
     check("max_size", max_size)
     options |= {"salvage": bool(salvage), "max_size": max_size}
@@ -100,11 +100,7 @@ def open_regular(
 ) -> Reader:
     """Opens a file or directory by its path.
 
-    Args:
-      path: Its path or URL.
-      is_directory: Whether it is known to be a directory.
-      is_whole: Whether all of a remote file is read, in one request.
-      options: See `open_reader`.
+    With `is_whole`, all of a remote file is read, in one request.
 
     Raises:
       DecodeError: If it is a pipe or device.
@@ -131,7 +127,6 @@ class _PatchReader(Reader):
 
     @property
     def metadata_record(self) -> bytes | None:
-        """The record in the patch, which has the metadata."""
         return self._record
 
 
@@ -139,7 +134,6 @@ _EMPTY_MAP = b"\x80"
 
 
 def _recognized(opened: Opened) -> Format | None:
-    """Returns the format of data that are not msgpack, or `None`."""
     with contextlib.suppress(TreepackError):
         return formats.of_content(opened.content)
     return None

@@ -117,11 +117,6 @@ Where = Callable[[Trail, Any, bool], Any]
 
 
 def _where(reading: Reading) -> Where:
-    """Compiles `device=` or `sharding=` into a function.
-
-    Raises:
-      ValueError: If an option has another type.
-    """
     device, sharding = reading.device, reading.sharding
     given = sharding if device is None else device
     jax = _jax.needed(f"{'sharding' if device is None else 'device'}= makes JAX arrays")
@@ -168,7 +163,6 @@ class _Shardings:
         self.tree, self.is_unused = tree, bool(tree) and None not in tree.values()
 
     def __call__(self, path: Trail, _: Any, is_needed: bool) -> Any:
-        """Returns the sharding of a path, or `None`; see `Where`."""
         found = _paths.at_or_above(self.tree, path, "shardings" if is_needed else None)
         self.is_unused &= found is None
         return found
@@ -288,11 +282,6 @@ def _is_weak(item: Item) -> bool:
 
 
 def _is_jax(item: Item) -> bool:
-    """Returns whether a leaf was a JAX array, or is one in the template.
-
-    Raises:
-      DecodeError: If it was a JAX array, but cannot be one.
-    """
     target, array = item.target, item.leaf
     if target is None and item.weak is not None:
         _check_array(item.path, array)

@@ -113,21 +113,15 @@ class Reader:
 
     @property
     def name(self) -> str:
-        """The name of the file in messages."""
         return "in memory" if self.filename is None else repr(self.filename)
 
     @property
     def short_name(self) -> str:
-        """The name of the file without its directory."""
         return self.name if self.filename is None else os.path.basename(self.filename)  # noqa: PTH119
 
     @property
     def catalog(self) -> core.Catalog:
-        """The catalog of the leaves.
-
-        Raises:
-          ValueError: If the file is closed.
-        """
+        """The catalog of the leaves; a ValueError if the file is closed."""
         catalog = self._catalog  # read once: another thread may close the file
         if catalog is None:
             raise ValueError(
@@ -138,7 +132,6 @@ class Reader:
 
     @property
     def nbytes(self) -> int:
-        """The size of its files in bytes, as they are stored."""
         return self._nbytes
 
     @property
@@ -148,7 +141,6 @@ class Reader:
 
     @property
     def is_closed(self) -> bool:
-        """Whether `close` was called."""
         return self._catalog is None
 
     @property
@@ -163,7 +155,6 @@ class Reader:
 
     @property
     def is_summed(self) -> bool:
-        """Whether the file has checksums."""
         return self.catalog.is_summed
 
     @property
@@ -224,8 +215,7 @@ class Reader:
     def kind(self, value: int, parts: list[str]) -> tuple[Any, ...]:
         """Returns the kind of a leaf; see `Catalog.leaf`.
 
-        Raises:
-          DecodeError: If NumPy could not hold the array.
+        Raises a DecodeError if NumPy could not hold the array.
         """
         _, kind, start, _, _ = self.catalog.leaf(value)
         if kind[0] in ("array", "prng_key"):
@@ -250,10 +240,9 @@ class Reader:
         return self.catalog.read(value, copy=None, threads=None)
 
     def undamaged_leaf(self, value: int, parts: list[str]) -> Any:
-        """Returns a leaf compared with its checksum; arrays are compared when they are copied.
+        """Like `leaf`, but compares other leaves than arrays with their checksums.
 
-        Raises:
-          CorruptionError: If the leaf is not an array and is damaged.
+        Arrays are compared when they are copied.
         """
         leaf = self.leaf(value, parts)
         if not isinstance(leaf, LazyArray):
@@ -261,15 +250,13 @@ class Reader:
         return leaf
 
     def stored_digest(self, array: LazyArray) -> bytes | None:
-        """Returns the digest of an array that its files store, or `None`."""
         del array
         return None
 
     def compare(self, value: int, parts: list[str]) -> None:
         """Compares a leaf with its checksum.
 
-        Raises:
-          CorruptionError: If the leaf is damaged.
+        Raises a CorruptionError if it is damaged.
         """
         with naming(self.given):
             self.catalog.compare(value)
@@ -305,7 +292,6 @@ class Reader:
         return {} if self.is_one_file else None
 
     def fitted(self, state: Any, target: Any) -> Any:
-        """Returns a state that was read for a template, in the form that the template needs."""
         return state
 
     def fetching(
@@ -413,12 +399,11 @@ class Reader:
 
     @classmethod
     def open(cls, source: Openable, *, regular: bool = False, **options: Any) -> Reader:
-        """Opens a file; with `regular`, it must be a regular file. See `treepack.open`."""
+        """Opens a file; with `regular`, it must be a regular file."""
         return cls(source, Opened.of(source, regular=regular, **options), **options)
 
 
 def lacking(dtypes: Iterable[str]) -> list[str]:
-    """Returns the dtypes that NumPy lacks."""
     return [name for name in dtypes if _dtypes.resolve(name.encode()) is None]
 
 
@@ -450,11 +435,9 @@ class Place(NamedTuple):
 
     @property
     def catalog(self) -> core.Catalog:
-        """The catalog of the whole file."""
         return self.reader.catalog
 
     def below(self, value: int, parts: Iterable[str]) -> Place:
-        """Returns the place of a value below this one, by its value and relative path."""
         return Place(self.reader, value, [*self.parts, *parts])
 
     def positions(self) -> list[tuple[int, int]]:
@@ -546,7 +529,6 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
         return converted
 
     def _read_all(self, copy: bool | None) -> np.ndarray:
-        """Returns the array; `copy` is NumPy's."""
         catalog = self.reader.catalog
         try:
             with self.reader.fetching(self.number):
@@ -589,7 +571,6 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
             ) from error
 
     def _read(self, box: Sequence[range]) -> np.ndarray:
-        """Returns the elements of a box."""
         shape = tuple(map(len, box))
         catalog = self.reader.catalog
         bounds = bounds_of(box)
@@ -607,7 +588,7 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
     def ranges(self, bounds: Bounds) -> Iterator[RemoteRange]:
         """Yields the ranges of a remote file that a box needs, including the header of the array.
 
-        The ranges are exact unless the array is split into chunks; then they are a guess.
+        They are exact unless the array is split into chunks; then they are a guess.
         """
         if self.reader.is_local:
             return
@@ -640,12 +621,9 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
     def read_to(
         self, box: Sequence[range], target: np.ndarray, *, threads: int | None = None
     ) -> None:
-        """Reads the elements of a box.
+        """Reads the elements of a box into an array of the same dtype.
 
-        Args:
-          box: The indices in each dimension.
-          target: An array of the same dtype in C order, or a view of a part of one.
-          threads: The maximum number of threads.
+        `target` has C order, or is a view of a part of such an array.
         """
         if target.size == 0:
             return
@@ -675,7 +653,7 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
         Returns:
           The statistics: `minimum`, `maximum`, `mean` and `std` of the finite elements, the numbers
           `zeros`, `nan`, `infinite` and `size`, and `histogram`. `None` for dates and packed
-          elements, which are no numbers.
+          elements.
 
         Examples:
           >>> import numpy as np, treepack
@@ -688,11 +666,7 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
         return statistics(self, bins) if _dtypes.has_numbers(self.dtype) else None
 
     def compare(self) -> None:
-        """Compares it with its checksum, if it has one.
-
-        Raises:
-          CorruptionError: If it is damaged.
-        """
+        """Compares it with its checksum, if it has one; see `Reader.compare`."""
         self.reader.compare(self.number, self.parts)
 
     def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
@@ -731,7 +705,6 @@ def bounds_of(box: Iterable[range]) -> Bounds:
 
 
 def _is_traced(index: Any) -> bool:
-    """Returns whether an index, or a part of it, is traced."""
     if isinstance(index, tuple):
         return any(map(_is_traced, index))
     if isinstance(index, slice):
@@ -742,11 +715,7 @@ def _is_traced(index: Any) -> bool:
 def box_of(index: Any, shape: tuple[int, ...]) -> tuple[list[range], tuple[Any, ...]] | None:
     """Splits an index into a box to read, and an index into that box.
 
-    Returns:
-      Both, or `None` if the index has other parts than integers and slices.
-
-    Raises:
-      IndexError: If the index is out of bounds.
+    `None` if the index has other parts than integers and slices.
     """
     parts = [*index] if isinstance(index, tuple) else [index]
     axes = 0
@@ -784,7 +753,6 @@ def box_of(index: Any, shape: tuple[int, ...]) -> tuple[list[range], tuple[Any, 
 
 
 def _is_basic(part: Any) -> bool:
-    """Returns whether a part of an index is an integer or a slice."""
     if isinstance(part, slice):
         return True
     is_integer = isinstance(part, (int, np.integer))

@@ -94,7 +94,6 @@ class Together:
 
 
 def _lead(group: Group, plan: str) -> None:
-    """Receives from all others, and sends them the outcome."""
     try:
         group.announce(plan)
         messages = group.gather()
@@ -119,7 +118,6 @@ def _follow(group: Group, plan: str) -> None:
 
 
 def _difference(plan: str, other: str) -> str:
-    """Describes how a plan differs from the first process's plan."""
     if plan.split()[0] != other.split()[0]:
         return f"{ReplacedError.__name__}: it reads another save of the checkpoint"
     return (
@@ -144,7 +142,6 @@ def together(members: Sequence[int], timeout: float) -> Iterator[Together | None
 
 
 def shard_bytes(item: Item) -> int:
-    """Returns the bytes of a shard."""
     return int(math.prod(item.place.shard_shape(item.leaf.shape)) * item.leaf.dtype.itemsize)
 
 
@@ -179,11 +176,7 @@ def _replicas(sharding: Any, shape: tuple[int, ...]) -> Replicas | None:
 
 
 def share(group: Together, items: Iterable[Item]) -> None:
-    """Distributes the reading of arrays that several processes need among them.
-
-    Raises:
-      OthersError: If another process failed, or its load differs.
-    """
+    """Distributes the reading of arrays that several processes need among them."""
     shared = []
     for item in items:
         item.replicas = _replicas_of(item.leaf, item.place)
@@ -213,16 +206,7 @@ def _checksum(replicas: Replicas) -> int:
 def spread(
     group: Together, items: Sequence[Item], read: Callable[[Box], np.ndarray]
 ) -> list[jax.Array]:
-    """Places arrays with the same replicas on all their devices.
-
-    Args:
-      group: The processes.
-      items: The arrays.
-      read: Returns the elements of a box.
-
-    Raises:
-      OthersError: If another process has failed.
-    """
+    """Places arrays with the same replicas on all their devices; `read` returns a box."""
     import jax
 
     replicas = items[0].replicas
@@ -354,7 +338,6 @@ def _word(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _word_shape(item: Item) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Returns the shape and dtype of the bits of a shard."""
     dtype, shape = item.leaf.dtype, item.place.shard_shape(item.leaf.shape)
     if dtype.kind == "c":
         return (1, 2, *shape), np.dtype(f"u{dtype.itemsize // 2}")
@@ -362,7 +345,6 @@ def _word_shape(item: Item) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
 
 def _typed(words: Any, dtype: np.dtype[Any]) -> Any:
-    """Returns the array with the given bits."""
     import jax
 
     bits = jax.lax.bitcast_convert_type

@@ -38,11 +38,6 @@ class Selector:
     """
 
     def __init__(self, select: Any):
-        """Compiles `select`.
-
-        Raises:
-          TypeError: If `select` has another type than `Select`.
-        """
         self.selector: core.Selector | None = None
         self.patterns: list[str] = []
         self._given: dict[str, Any] = {}
@@ -71,11 +66,7 @@ class Selector:
             )
 
     def mark(self, catalog: core.Catalog, value: int) -> core.Marks | None:
-        """Marks the selected leaves of a file below a value; `None` for all.
-
-        Raises:
-          TreepackError: If a tree of bools has no bool for a leaf.
-        """
+        """Marks the selected leaves of a file below a value; `None` for all."""
         if self._predicate is not None:
             ends = _paths.Room().all(catalog.ends(value))
             meant = {end for path, end in ends if self._predicate(path)}
@@ -90,8 +81,7 @@ class Selector:
     def means(self, path: str) -> bool:
         """Returns whether the leaf at a path is selected.
 
-        Raises:
-          TreepackError: If a tree of bools has no bool for it.
+        Raises a TreepackError if a tree of bools has no bool for it.
         """
         if self._predicate is not None:
             return bool(self._predicate(path))
@@ -131,11 +121,8 @@ class Selector:
     ) -> None:
         """Raises a TreepackError if patterns match none of the paths.
 
-        Args:
-          where: A description of the searched tree, for the error.
-          paths: All paths of the tree.
-          name: The name of the option in the error.
-          others: Further paths that patterns may match.
+        `where` describes the tree, `name` is the option in the error, and `others` are further
+        paths that patterns may match.
         """
         typos = [self.patterns[number] for number in self.unmatched([*paths, *others])]
         if not typos:
@@ -153,16 +140,12 @@ class Selector:
 
 
 def nothing_left(where: str, paths: Iterable[str]) -> str:
-    """Returns the warning that select= and exclude= leave out all leaves."""
     path = printable(next(iter(paths), _paths.ROOT))
     return f"select= and exclude= leave out every leaf of the {where}, such as {path!r}"
 
 
 def _literal(text: str, paths: Iterable[str]) -> tuple[str, ...] | None:
-    """Returns the parts of the only path, of a leaf or container, that is `text` without escapes.
-
-    `None` if none or several are.
-    """
+    """Returns the parts of the only path that is `text` without escapes."""
     if "/" not in text and "~" not in text:
         return None
     candidates: set[tuple[str, ...]] = set()
@@ -260,7 +243,6 @@ def _is_path(value: Any) -> bool:
 
 
 def _text(path: Any) -> str:
-    """Returns a path in any form as text."""
     return path if isinstance(path, str) else _paths.text(_paths.parts(path))
 
 
@@ -273,10 +255,7 @@ def compiled(
 ) -> Selector:
     """Compiles a selection without another, of paths and of `others`, which errors do not list.
 
-    See `Selector.check` for `where` and `paths`.
-
-    Raises:
-      TreepackError: If a pattern matches none of the paths.
+    See `Selector.check`.
     """
 
     def one(given: Any, name: str) -> Selector:
@@ -294,9 +273,6 @@ def chosen(tree: Any, select: Any, exclude: Any = None, where: str = "tree") -> 
     """Returns a tree with only the selected leaves, as `load(select=...)` returns it.
 
     A complete container stays the same object; a container that loses children becomes a dict.
-
-    Raises:
-      ValueError: If a pattern matches nothing, or a tree of bools has no bool for a leaf.
     """
     if select is None and exclude is None:
         return tree
@@ -346,9 +322,7 @@ def _children(node: Any) -> Mapping[str, Any]:
 def meant_of(ends: Mapping[str, bool], selector: Selector) -> set[str]:
     """Returns the selected paths of leaves and empty containers; see `Catalog.select`.
 
-    Args:
-      ends: All paths, and whether each is a leaf.
-      selector: The selection.
+    `ends` has all paths, and whether each is a leaf.
     """
     meant = {path for path, is_leaf in ends.items() if is_leaf and selector.means(path)}
     containers = [path for path, is_leaf in ends.items() if not is_leaf]

@@ -96,12 +96,7 @@ def _without_manifest(source: Address) -> NoManifestError:
 
 
 class ShardedReader(Files):
-    """Reads a sharded checkpoint: a directory whose files are opened when they are needed.
-
-    Attributes:
-      manifest: Lists the files, and the file of each shard.
-      catalogs: The catalogs of the files that are open.
-    """
+    """Reads a sharded checkpoint: a directory whose files are opened when they are needed."""
 
     format = "treepack, a sharded directory"
     is_one_file = False
@@ -111,11 +106,7 @@ class ShardedReader(Files):
     ):
         """Reads the manifest.
 
-        Args:
-          source: The directory.
-          mmap: Whether files are mapped.
-          max_size: The maximum decompressed size of the manifest and all files together.
-          options: See `Reader`.
+        `max_size` is the maximum decompressed size of the manifest and all files together.
         """
         self._locked = Locked()
         # The working directory may change before all files are open.
@@ -142,7 +133,6 @@ class ShardedReader(Files):
         self.catalogs: list[core.Catalog | None] = [None] * len(self._expected)
 
     def _place(self, name: str) -> Address:
-        """Returns the path or URL of a file of the checkpoint."""
         return self._path / name
 
     def _read_manifest(self, source: Address) -> tuple[bytes, core.Manifest]:
@@ -172,7 +162,6 @@ class ShardedReader(Files):
         return self.manifest.content
 
     def salvaging(self) -> Reader:
-        """Returns a reader of the same checkpoint with its intact leaves."""
         reader = super().salvaging()
         if isinstance(reader, ShardedReader) and reader is not self:
             reader._locked = Locked()
@@ -190,11 +179,6 @@ class ShardedReader(Files):
         return numbers
 
     def file(self, number: int) -> Reader:
-        """Returns a file after checking that it matches the manifest.
-
-        Raises:
-          CorruptionError: If the file is missing, or is another file.
-        """
         with self._locked.lock:
             if self.is_closed:
                 raise ValueError(f"the file {self.name} is closed")
@@ -215,11 +199,6 @@ class ShardedReader(Files):
         return file
 
     def need_files(self, numbers: Iterable[int]) -> None:
-        """Opens the files that are not open yet.
-
-        Raises:
-          CorruptionError: If a file is missing, or is another file.
-        """
         closed = [number for number in numbers if self.catalogs[number] is None]
         self.open_files(closed)
         for number in closed:
@@ -293,7 +272,6 @@ class ShardedReader(Files):
         )
 
     def explained(self, number: int, error: BaseException) -> BaseException:
-        """Converts an error in reading a file to an error that names the file."""
         name, _, _ = self._expected[number]
         if isinstance(error, FileNotFoundError):
             corruption: CorruptionError = self.gone(name)
@@ -306,7 +284,6 @@ class ShardedReader(Files):
         return corruption
 
     def close(self) -> None:
-        """Closes the files. Arrays that view them stay valid."""
         with self._locked.lock:
             super().close()
             for number, task in enumerate(self._files):
@@ -317,7 +294,6 @@ class ShardedReader(Files):
 
     @property
     def identity(self) -> str:
-        """An identifier that differs between saves to the same directory."""
         # CRC-32 would be constant, since the manifest ends with its own CRC.
         return hashlib.blake2b(self._data, digest_size=8).hexdigest()
 
@@ -339,7 +315,6 @@ class ShardedReader(Files):
                     yield f"{file.short_name}: {file.damage}"
 
     def unverified(self) -> list[int]:
-        """Returns the leaves of which damaged files have no checksums."""
         lost: dict[int, set[int]] = {}
         for number in range(len(self._expected)):
             with contextlib.suppress(CorruptionError):
@@ -361,7 +336,6 @@ class ShardedReader(Files):
         return True
 
     def array(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> LazyArray:
-        """Returns a `LazyArray` of an array, or of the data of a PRNG key."""
         shards = self.manifest.shards(self.catalog, value)
         if shards is None:
             return super().array(value, parts, kind)
@@ -406,7 +380,6 @@ class ShardedReader(Files):
             array.compare()
 
     def prng_key(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> Any:
-        """Returns a typed PRNG key, or a dict if its implementation is unknown."""
         data = self.array(value, parts, kind)
         if not isinstance(data, ShardedArray):
             return super().prng_key(value, parts, kind)
@@ -415,10 +388,7 @@ class ShardedReader(Files):
     def read(
         self, place: Place, reading: Reading, marks: core.Marks | None, stays: StayLazy | None
     ) -> Any:
-        """Reads the state at a place, with `ABSENT` for unmarked leaves.
-
-        Arrays that go to devices stay lazy: each device reads its part.
-        """
+        """Like `Reader.read`; arrays that go to devices stay lazy: each device reads its part."""
         read_now: list[ShardedArray] = []
 
         def waits(array: LazyArray) -> bool:
@@ -450,7 +420,6 @@ class ShardedReader(Files):
             return place.state(leaf, marks)
 
     def remember(self) -> None:
-        """From now on, checks that bytes do not change between two reads."""
         with self._locked.lock:
             self._remembers = True
             opened = [task for task in self._files if task is not None and not task.is_suspended]
@@ -458,13 +427,9 @@ class ShardedReader(Files):
             task.result().remember()
 
     def verify(self, *, threads: int | None, progress: Tell | None) -> Verified:
-        """Compares all files with their checksums.
+        """Like `Reader.verify`, of all files.
 
-        Returns:
-          The status of each leaf by its value, and a description of damage outside of leaves.
-
-        Raises:
-          ReplacedError: If the checkpoint was replaced by another save.
+        Raises a ReplacedError if the checkpoint was replaced by another save.
         """
         catalog = self.catalog
         leaves = []

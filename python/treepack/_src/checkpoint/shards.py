@@ -167,17 +167,8 @@ def _in_blocks(
     """Divides shards into blocks of rows of one size, which are contiguous in memory.
 
     The last block of a dimension that has no shards may be shorter. In others, a shard without such
-    blocks of a quarter to four times the size stays whole.
-
-    Args:
-      shape: The shape of the array.
-      counts: The number of shards in each dimension.
-      holders: The holders of the shards.
-      nbytes: The size of the array in bytes.
-      block: The size of a block in bytes.
-
-    Returns:
-      The number of blocks in each dimension, and their holders.
+    blocks of a quarter to four times the size stays whole. `nbytes` is the size of the array,
+    `block` of a block. Returns the number of blocks in each dimension, and their holders.
     """
     part = [size // count for size, count in zip(shape, counts, strict=True)]
     each, nbytes = [1] * len(part), nbytes // math.prod(counts)
@@ -209,8 +200,7 @@ def division(
 ) -> tuple[core.ShardGrid, tuple[int, ...], list[list[Any]]]:
     """Divides an array; returns also the number of shards in each dimension, and their devices.
 
-    Raises:
-      TreepackError: If the shards would not have one shape.
+    Raises a TreepackError if the shards would not have one shape.
     """
     part = sharding.shard_shape(shape)
     counts = tuple(size // step for size, step in zip(shape, part, strict=True))

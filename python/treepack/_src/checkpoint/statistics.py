@@ -48,7 +48,6 @@ class Statistics(Hinting):
 
 
 def statistics(array: Any, bins: int) -> Statistics:
-    """Describes the elements of an array of numbers; see `LazyArray.statistics`."""
     minimum, maximum = math.inf, -math.inf
     zeros = infinite = nan = count = 0
     mean = squares = 0.0  # of the differences from the mean
@@ -93,7 +92,6 @@ def _native_blocks(array: Any) -> Iterator[np.ndarray]:
 
 
 def _as_floats(elements: np.ndarray) -> np.ndarray:
-    """Returns elements as float64 or complex128."""
     return elements.astype(np.complex128 if _dtypes.is_complex(elements.dtype) else np.float64)
 
 

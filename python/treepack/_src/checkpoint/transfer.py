@@ -85,7 +85,6 @@ def transfer(
 
 
 def _put_whole(batch: list[Item], place: Any, read: Callable[[Box], np.ndarray]) -> list[Any]:
-    """Places whole arrays on one device."""
     import jax
 
     def whole(item: Item) -> Any:

@@ -56,15 +56,12 @@ class Statuses(Mapping[str, Status]):
         return len(self._statuses)
 
     def values(self) -> ValuesView[Status]:
-        """Returns the statuses of the leaves, in order."""
         return self._statuses.values()
 
     def items(self) -> ItemsView[str, Status]:
-        """Returns the paths and statuses of the leaves, in order."""
         return _Items(self)
 
     def with_status(self, status: Status) -> list[str]:
-        """Returns the paths of the leaves with a status."""
         values = [value for value, leaf_status in self._statuses.items() if leaf_status == status]
         room = Room()
         return [room.text(self._catalog.path_of(value, 0)) for value in values]
@@ -91,12 +88,12 @@ class Verification(NamedTuple):
 
     Attributes:
       leaves: The status of each leaf by path: `"ok"`, `"corrupt"`, `"unchecked"`, or
-        `"unreadable"` for what treepack does not support, such as pickled objects in npz.
+        `"unreadable"` for unsupported leaves, such as pickled objects in npz.
       damage: A description of damage outside of leaves, or `None`: a truncated file, or damage to
         its record, to the bytes between leaves and record, or to the gzip stream. For a file of
         another format, a description of that format; for a patch, of the problem with its base.
       newer: Why only a newer version of treepack can read and check the file, or `None`. Such a
-        file is not known to be damaged.
+        file need not be damaged.
 
     Examples:
       >>> import tempfile, treepack
@@ -170,9 +167,9 @@ def verify(
     """Compares a file with its checksums.
 
     Files of `save` have a checksum for each leaf, also within sharded checkpoints. Gzip files of
-    treepack have one for each block, other gzip files one in total, npz one for each array. Files
-    without checksums, such as flax's and results of `dumps`, have their headers read, and their
-    leaves are `"unchecked"`.
+    treepack have one for each block, other gzip files one in total, npz one for each array. Of
+    files without checksums, such as flax's and results of `dumps`, the headers are read, and leaves
+    are `"unchecked"`.
 
     Args:
       source: See `open`.
@@ -188,8 +185,8 @@ def verify(
 
     Raises:
       OSError: If the file cannot be read.
-      DecodeError: A ValueError, if a directory is not a checkpoint, or of several.
-      TreepackError: A ValueError, if gzip decompresses to more than `max_size` bytes.
+      DecodeError: If a directory is not a checkpoint, or of several.
+      TreepackError: If gzip decompresses to more than `max_size` bytes.
 
     Examples:
       >>> import numpy as np, tempfile, treepack

@@ -55,7 +55,6 @@ def _prepared(**options: Any) -> tuple[BytesReading, _Convert | None]:
 def _converted(
     data: Buffer | core.Content, target: Any, reading: Reading, convert: _Convert | None
 ) -> Any:
-    """Restores a tree with the result of `converter`."""
     reading.check(target)
     if target is not None:
         check_is_tree(target)

@@ -21,8 +21,7 @@ class NodeKind(NamedTuple):
     """The functions for one kind of container.
 
     Attributes:
-      children: Takes a container, returns its children by name. If `final`, the
-        values are their states rather than the children.
+      children: Takes a container, returns its children by name; if `final`, their states.
       make: Takes a template container and new children by name, returns a new container.
       flax_message: Takes a container of a template, a state with other children, the names of the
         container's children, and the path of both; returns flax's message.
@@ -58,9 +57,6 @@ def namedtuple_of(ty: Any, values: Iterable[Any]) -> Any:
 
     It calls `_make` only if the program overrides it: `_make` of `collections` calls `len`, which
     the type may override, and files may name types of libraries.
-
-    Raises:
-      TypeError: If the number of elements differs from the number of fields.
     """
     make = getattr(ty, "_make", None)
     if make is not None and not is_from(make, "collections") and library_of_type(ty) is None:
@@ -76,7 +72,6 @@ def namedtuple_of(ty: Any, values: Iterable[Any]) -> Any:
 
 
 def dict_children(mapping: Mapping[Any, Any]) -> dict[str, Any]:
-    """Returns the items of a mapping, with keys as strings."""
     core.check_unique_keys(mapping)
     return {str(key): value for key, value in mapping.items()}
 
@@ -107,7 +102,6 @@ def _copied(target: Any) -> Any:
 
 
 def dict_message(target: Any, state: _State, expected: list[str], path: str) -> str:
-    """Describes the missing keys."""
     return (
         "The target dict keys and state dict keys do not match, target dict"
         f" contains keys {set(expected).difference(state.keys())} which"
@@ -119,7 +113,6 @@ def dict_message(target: Any, state: _State, expected: list[str], path: str) -> 
 
 
 def list_children(sequence: Any) -> dict[str, Any]:
-    """Returns the elements of a sequence, with indices as strings."""
     return {str(index): child for index, child in enumerate(sequence)}
 
 
@@ -141,7 +134,6 @@ def _list_message(target: Any, state: _State, expected: list[str], path: str) ->
 
 
 def children_message(target: Any, state: _State, expected: list[str], path: str) -> str:
-    """Describes the names of all children."""
     return (
         f"The children of the target {type(target).__name__} and of the state do not match, got "
         f"{sorted(expected)} and {sorted(map(str, state))} at path {path}"
@@ -200,7 +192,6 @@ def _attributes(value: Any, names: Iterable[str]) -> dict[str, Any]:
 
 
 def _struct_fields(value: Any) -> list[str]:
-    """Returns the names of the fields of a flax struct that hold data."""
     fields = dataclasses.fields(value)
     return [field.name for field in fields if field.metadata.get("pytree_node", True)]
 
@@ -212,7 +203,6 @@ def data_fields(value: Any) -> list[str]:
 
 
 def _make_dataclass(target: Any, new: dict[str, Any]) -> Any:
-    """Returns a copy of a dataclass with new values in some fields."""
     # Runs neither __init__ nor __post_init__: the fields were saved after these. Other attributes,
     # such as cached properties, stay with the template.
     copied = object.__new__(type(target))

@@ -99,7 +99,6 @@ def is_builtin(ty: type) -> bool:
 
 
 def handlers_of(ty: type) -> Handlers | None:
-    """Returns the handlers of a type from any registry, or `None`."""
     own = _handlers.get(ty)
     if own is not None:
         return own
@@ -130,7 +129,6 @@ def overridden() -> list[type]:
 
 
 def _overridden_in(module: str, registry: dict[Any, Any]) -> set[type]:
-    """Returns the natively walked types whose handlers a registry did not define itself."""
     return {
         ty
         for ty in _walked_natively(registry)
@@ -160,6 +158,5 @@ def foreign_path(path: list[str]) -> Iterator[None]:
 
 
 def _registry_of(module: str) -> dict[Any, Any]:
-    """Returns the registry of a module; an empty dict if it has none or is not imported."""
     registry: dict[Any, Any] = getattr(sys.modules.get(module), _REGISTRY, {})
     return registry

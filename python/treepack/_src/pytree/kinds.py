@@ -121,18 +121,15 @@ class Pruned:
         self.container = container
 
     def children(self) -> dict[str, Any]:
-        """Returns the children that are not functions, by name."""
         return _split(_items(self.container))[0]
 
     def functions(self) -> dict[str, Any]:
         return _split(_items(self.container))[1]
 
     def keys(self) -> list[Any]:
-        """Returns the keys of a dict, or the names of elements, in order."""
         return list(self.container if type(self.container) is dict else _items(self.container))
 
     def make(self, new: dict[str, Any]) -> Any:
-        """Returns a container with new children and the same functions."""
         items = self.functions() | new
         values = [items[name] for name in _items(self.container)]
         return self.join(type(self.container), self.keys(), values)
@@ -186,7 +183,6 @@ _known: weakref.WeakKeyDictionary[type, NodeKind] = weakref.WeakKeyDictionary()
 
 
 def kind_of(value: Any) -> NodeKind | None:
-    """Returns the kind of a container, or `None` for a leaf."""
     ty = type(value)
     if issubclass(ty, type):
         return None

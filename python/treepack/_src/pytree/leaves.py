@@ -1,7 +1,7 @@
 """Classifies leaves, and brings their bytes to host memory.
 
-The native walk handles builtin Python types and NumPy arrays. For any other type it calls
-`classify`, once per call.
+The native walk handles builtin Python types and NumPy arrays, and calls `classify` once per call
+for any other type.
 """
 
 from __future__ import annotations
@@ -80,7 +80,6 @@ def _class_of_array(value: np.ndarray | np.generic) -> Class:
 
 
 def explain(value: Any) -> str:
-    """Returns why a value cannot be a leaf, with a remedy."""
     ty = type(value)
     name = ty.__qualname__ if ty.__module__ == "builtins" else f"{ty.__module__}.{ty.__qualname__}"
     text = f"cannot serialize a leaf of type {name}"
@@ -203,7 +202,6 @@ _REMEDIES: list[tuple[Any, str]] = [
 
 
 def remedy(value: Any) -> str | None:
-    """Returns a remedy for values that are common among leaves, or `None`."""
     for fits, text in _REMEDIES:
         if isinstance(value, fits) if isinstance(fits, (type, tuple)) else fits(value):
             return text
@@ -217,7 +215,6 @@ _PACKED = {"int2", "uint2", "int4", "uint4", "float4_e2m1fn"}
 def abstract_array(
     shape: tuple[int, ...], dtype: np.dtype, weak_type: bool = False, sharding: Any = None
 ) -> jax.ShapeDtypeStruct:
-    """Returns the `ShapeDtypeStruct` of an array without reading it."""
     struct = _jax.needed("arrays that are not read are jax.ShapeDtypeStructs").ShapeDtypeStruct
     sharding = shardings.fitting(sharding, shape)
     return struct(shape, dtype, weak_type=weak_type, sharding=sharding)  # type: ignore[no-any-return]
@@ -253,7 +250,6 @@ class Transfer:
         ]
 
     def start(self) -> Transfer:
-        """Starts to copy the shards."""
         with _jax.explicit():
             for _, shard in self.shards:
                 if shard.platform() != "cpu":

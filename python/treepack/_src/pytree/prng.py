@@ -21,12 +21,10 @@ _MARKER = "__prng_key__"
 
 
 def is_key(value: object) -> bool:
-    """Returns whether a value is a typed PRNG key array, and not traced."""
     return _jax.is_array(value) and not _jax.is_tracer(value) and is_key_like(value)
 
 
 def is_key_like(value: object) -> bool:
-    """Returns whether a value is a typed PRNG key array or its abstract form."""
     if not _jax.is_abstract(value):
         return False
     import jax
@@ -35,12 +33,7 @@ def is_key_like(value: object) -> bool:
 
 
 class Key(NamedTuple):
-    """The parts of a typed PRNG key array.
-
-    Attributes:
-      impl: The name of its implementation.
-      data: Its `jax.random.key_data`, uint32.
-    """
+    """The parts of a typed PRNG key array; `data` is its `jax.random.key_data`, uint32."""
 
     impl: str
     data: Any
@@ -49,8 +42,7 @@ class Key(NamedTuple):
     def of(cls, value: Any) -> Key | None:
         """Takes a key array apart; `None` for other values.
 
-        Raises:
-          TypeError: If the implementation has no name.
+        Raises a TypeError if the implementation has no name.
         """
         if not is_key(value):
             return None
@@ -73,7 +65,6 @@ class Key(NamedTuple):
         return f"key<{self.impl}>"
 
     def on_host(self) -> np.ndarray:
-        """Returns the data in host memory."""
         return _jax.on_host(self.data)
 
     def wrapped(self) -> jax.Array | jax.ShapeDtypeStruct | None:
@@ -130,7 +121,6 @@ def _identity() -> Any:
 
 
 def _abstract(impl: str, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct | None:
-    """Returns the abstract key array for data of a shape, or `None`."""
     form = _implementation(impl)
     if form is None:
         return None

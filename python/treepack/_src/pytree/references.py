@@ -39,7 +39,6 @@ def reference_text(leaf: object) -> str | None:
 
 
 def flax_references(tree: Any) -> str | None:
-    """Describes the references of flax in a tree; `None` if it has none."""
     if type(tree) is dict:
         return next(filter(None, map(flax_references, tree.values())), None)
     if type(tree) is np.ndarray:

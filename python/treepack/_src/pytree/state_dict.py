@@ -13,11 +13,10 @@ def to_state_dict(target: Any) -> Any:
     """Returns the state of a tree: nested dicts with string keys.
 
     Lists and tuples become dicts with the keys `'0'`, `'1'`, ...; namedtuples, dataclasses and
-    registered pytree nodes become dicts of their fields. Leaves are returned unchanged. The target
-    is not modified.
+    registered pytree nodes become dicts of their fields. Leaves are returned unchanged.
 
     Args:
-      target: Any tree.
+      target: Any tree, which is not modified.
 
     Returns:
       The state dict, or the target itself if it is a leaf.
@@ -42,8 +41,8 @@ def to_state_dict(target: Any) -> Any:
 def is_serializable(target: Any) -> bool:
     """Returns whether a type, or the type of an object, is a container that can be saved.
 
-    As in flax, this is false for arrays and numbers, which are leaves and need no handler.
-    `validate_serializable` checks a whole tree.
+    As in flax, this is false for leaves, such as arrays and numbers. `validate_serializable` checks
+    a whole tree.
 
     Examples:
       >>> import treepack
@@ -58,8 +57,8 @@ def is_serializable(target: Any) -> bool:
 def expand(node: Any) -> tuple[Any, bool]:
     """Expands one level of a container for the native walk.
 
-    Returns:
-      The children by name and `False`; or the complete state from a registered handler and `True`.
+    Returns the children by name and `False`; or the complete state from a registered handler and
+    `True`.
     """
     kind = kind_of(node)
     if kind is None:
@@ -69,7 +68,6 @@ def expand(node: Any) -> tuple[Any, bool]:
 
 
 def _checked(state: Any) -> Any:
-    """Returns the state of a handler; raises unless its keys are strings."""
     if isinstance(state, dict):
         for key in state:
             if not isinstance(key, str):

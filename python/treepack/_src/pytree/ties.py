@@ -43,13 +43,9 @@ def shareable(node: Any, trail: Trail = _ROOT) -> Iterator[tuple[Trail, Any]]:
 def tied(tree: Any, ties: Iterable[tuple[str, str]], above: Sequence[str] = ()) -> Any:
     """Returns a tree that has one node at both paths of each tie.
 
-    Args:
-      tree: The tree. Its nodes are not modified, since the program may have made them.
-      ties: The ties of a file or a template. Those of parts that the tree lacks have no effect.
-      above: The parts of its path, if it is a part of the tree with these ties.
-
-    Raises:
-      DecodeError: If a tie of a file leads to itself.
+    Nodes are not modified, since the program may have made them. Ties of parts that the tree lacks
+    have no effect. `above` are the parts of its path, if it is a part of the tree with these ties.
+    Raises a DecodeError if a tie of a file leads to itself.
     """
     root = _Branch()
     below = len(above)
@@ -84,7 +80,6 @@ class _Branch:
         return branch
 
     def attach(self, node: Any) -> None:
-        """Enters the nodes of a tree."""
         self._node = [node]
         kind = kind_of(node) if self._below else None
         if kind is not None and not kind.final:

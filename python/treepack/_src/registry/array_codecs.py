@@ -130,7 +130,6 @@ _OF_PROCESS = [
 
 
 def refusal(value: Any) -> str:
-    """Returns why a value cannot be saved, with a remedy."""
     text = f"static data of type {default_name(type(value))} cannot be saved: {short_repr(value)}"
     if _jax.is_tracer(value) or _is_of_process(value):
         return f"{text}; {remedy(value)}"

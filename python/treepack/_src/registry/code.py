@@ -48,7 +48,6 @@ _BOUND = (
 
 
 def _needs_arguments(function: Any) -> bool:
-    """Returns whether a call without arguments does not fit a function."""
     try:
         inspect.signature(function).bind()
     except TypeError:
@@ -157,7 +156,6 @@ def _parts(value: Any) -> Iterable[Any] | None:
 
 
 def _bound(value: Any) -> tuple[Any, ...]:
-    """Returns the objects that a partial function or a method is bound to."""
     if isinstance(value, functools.partial):
         return value.func, *value.args, *value.keywords.values()
     return (value.__self__,)
@@ -202,7 +200,6 @@ def _held(value: Any) -> Iterable[Any]:
 
 
 def _of_function(function: types.FunctionType) -> Iterable[Any]:
-    """Returns the defaults, closure and attributes of a function."""
     held = list(vars(function).values())
     if library_at(str(function.__globals__.get("__name__"))) is not None:
         return held
@@ -220,7 +217,6 @@ def _attributes(value: Any) -> list[Any]:
 
 
 def _is_array(value: Any) -> bool:
-    """Returns whether a value is an array of any library, not a number."""
     if type(value) in _PLAIN or isinstance(value, (type, np.generic)):
         return False
     known = isinstance(value, np.ndarray) or _jax.is_array(value)

@@ -43,14 +43,13 @@ def instance(ty: type) -> Callable[[object], bool]:
 
 
 def exactly(ty: type, value: Any) -> Any:
-    """Returns a value after checking that its type is exactly `ty`."""
     if type(value) is not ty:
         raise ValueError(f"expected a {ty.__name__}, found a {type(value).__name__}")
     return value
 
 
 def as_parts(types_of_parts: tuple[Any, ...], parts: Any) -> Any:
-    """Returns a tuple of parts after checking each with a type, a tuple of types, or `object`."""
+    """Checks each part of a tuple with a type, a tuple of types, or `object`."""
     if len(exactly(tuple, parts)) != len(types_of_parts):
         raise ValueError(f"expected {len(types_of_parts)} parts, found {len(parts)}")
     for expected, part in zip(types_of_parts, parts, strict=True):
@@ -62,7 +61,6 @@ def as_parts(types_of_parts: tuple[Any, ...], parts: Any) -> Any:
 
 
 def counts(parts: Any) -> tuple[int, ...]:
-    """Returns a tuple of counts after checking them."""
     for part in exactly(tuple, parts):
         if type(part) is not int or not 0 <= part < 2**63:
             raise ValueError(
@@ -97,8 +95,7 @@ def checked_factory(factory: Any) -> Any:
 def found_in(module: str, name: str) -> Any:
     """Finds an attribute of a module that the program has imported.
 
-    Raises:
-      UnregisteredTypeError: If the module is not imported or lacks the attribute.
+    Otherwise raises an UnregisteredTypeError.
     """
     value = found_at(module, name)
     if value is None:
@@ -135,12 +132,7 @@ def of_class(
 ) -> Codec:
     """Returns the codec of a class, without subclasses, of a module that may not be imported.
 
-    Args:
-      path: The module and name of the class.
-      encode: See `codec`.
-      types: See `Codec`.
-      make: Takes the class and the parts, returns a value.
-      name: The name in files; by default the path.
+    `make` takes the class and the parts. The name in files is by default the `path`.
     """
     module, _, attribute = path.rpartition(".")
 

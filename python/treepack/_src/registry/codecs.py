@@ -48,11 +48,7 @@ from treepack.errors import UnregisteredTypeError
 
 
 def encode(value: Any) -> tuple[str, Any] | None:
-    """Returns the name and the parts of a value, or `None` if no codec applies.
-
-    Raises:
-      TypeError: If its codec cannot encode it.
-    """
+    """Returns the name and the parts of a value, or `None` if no codec applies."""
     codec = _BY_TYPE.get(type(value))
     if codec is None:
         codec = next((codec for codec in _BY_PREDICATE if codec.fits(value)), None)
@@ -231,10 +227,7 @@ def _jax_nn(name: str) -> Any:
 
 
 def _check_axes(names: Any) -> Any:
-    """Returns names of axes after checking their types; nearly always they are strings.
-
-    JAX hashes them.
-    """
+    """Checks the types of names of axes, nearly always strings, since JAX hashes them."""
     for name in names:
         if type(name) not in (str, int) and not is_member(name):
             raise ValueError(f"a {type(name).__name__} cannot be the name of an axis")

@@ -127,10 +127,7 @@ _MOST_DIGITS = 20
 
 
 def plain_parts(value: Any) -> Any:
-    """Returns a configuration of an unregistered type as a dict, an enum member as its value.
-
-    `None` for other values.
-    """
+    """Returns a configuration of an unregistered type as a dict, an enum member as its value."""
     if AUXDATA.named(type(value)) is not None:
         return None
     if isinstance(value, enum.Enum):
@@ -150,7 +147,6 @@ def attributes(value: Any) -> Iterable[str]:
 
 
 def slots_of(ty: type) -> list[str]:
-    """Returns the names of the slots that a type and its bases define."""
     slots = (vars(base).get("__slots__", ()) for base in ty.__mro__)
     return [name for some in slots for name in ((some,) if isinstance(some, str) else some)]
 
@@ -181,7 +177,6 @@ def member_name(member: enum.Enum) -> str | int:
 
 
 def member(ty: type[enum.Enum], name: str | int) -> enum.Enum:
-    """Returns the enum member for the result of `member_name`."""
     if type(name) is str and name in ty.__members__:
         return ty.__members__[name]
     if type(name) is int and issubclass(ty, enum.Flag) and not name & ~_bits(ty):

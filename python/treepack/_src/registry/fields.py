@@ -22,7 +22,6 @@ class Fields(NamedTuple):
 
     @classmethod
     def marked(cls, fields: Iterable[dataclasses.Field[Any]]) -> Fields:
-        """Splits fields of a dataclass by their marks for JAX."""
         by_mark = cls([], [])
         for field in fields:
             (by_mark.meta if field.metadata.get("static", False) else by_mark.data).append(
@@ -34,9 +33,7 @@ class Fields(NamedTuple):
     def of(cls, nodetype: type) -> Fields | None:
         """Finds out how JAX flattens a type, by flattening an object with marks in its fields.
 
-        Returns:
-          The fields; `None` unless JAX flattens the type by its fields, with a tuple as static
-          data.
+        `None` unless JAX flattens the type by its fields, with a tuple as static data.
         """
         marks = {field.name: object() for field in dataclass_fields(nodetype)}
         while True:
@@ -76,12 +73,10 @@ class Fields(NamedTuple):
 
 
 def dataclass_fields(nodetype: Any) -> Sequence[dataclasses.Field[Any]]:
-    """Returns the fields of a dataclass; an empty sequence for other types."""
     return dataclasses.fields(nodetype) if dataclasses.is_dataclass(nodetype) else ()
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """Returns the fields of a dataclass or namedtuple, by name."""
     return {name: getattr(value, name) for name in _field_names(type(value))}
 
 

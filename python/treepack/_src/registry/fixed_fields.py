@@ -1,8 +1,7 @@
 """Describes types whose nodes all have the same attributes: the core walks these without Python.
 
 They are namedtuples, structs of flax, dataclasses, types registered with
-`jax.tree_util.register_dataclass`, and equinox modules. Nodes of other types are flattened in
-Python.
+`jax.tree_util.register_dataclass`, and equinox modules.
 """
 
 from __future__ import annotations

@@ -48,7 +48,6 @@ OR_SKIP = (
 
 
 def _check_has_no_arrays(value: Any) -> None:
-    """Raises a TypeError if code holds arrays, which would be lost with it."""
     if holds_arrays(value):
         raise TypeError(
             f"{_text_of(value)} holds arrays, which would be lost if it were left out as code: "
@@ -75,7 +74,7 @@ def with_holes(values: dict[str, Any], left_out: LeftOut, where: str = "") -> di
 
 
 def storable(values: dict[str, Any], left_out: LeftOut, where: str = "") -> dict[str, Any]:
-    """Returns values with placeholders; raises a TypeError for one that cannot be stored."""
+    """Like `with_holes`, but raises a TypeError for the others."""
     held = with_holes(values, left_out, where)
     for field, value in held.items():
         check_field(field, value, where)
@@ -83,11 +82,7 @@ def storable(values: dict[str, Any], left_out: LeftOut, where: str = "") -> dict
 
 
 def in_place_of(field: str, code: Any, left_out: LeftOut) -> Hole:
-    """Returns the placeholder for code in a field.
-
-    Raises:
-      TypeError: If code must not be left out, or has data.
-    """
+    """Returns the placeholder for code in a field; a TypeError if it must not be left out."""
     if left_out.static == "error":
         raise TypeError(f"the field {field!r}: cannot save {_text_of(code)}{OR_SKIP}")
     _check_has_no_data(code, left_out)
@@ -101,7 +96,7 @@ def auxdata_with_holes(
     nodetype: type | None,
     where: str,
 ) -> Any:
-    """Replaces values in auxdata like `with_holes`."""
+    """Like `with_holes`, for auxdata."""
     if left_out.static == "error":
         return auxdata
     labels = _labels(auxdata, fields, nodetype)
@@ -163,11 +158,7 @@ class Code:
 
 
 def hole_of(code: Any, left_out: LeftOut) -> Hole:
-    """Returns the placeholder for a leaf or node that is code.
-
-    Raises:
-      TypeError: If the code has data.
-    """
+    """Returns the placeholder for a leaf or node that is code; a TypeError if it has data."""
     _check_has_no_data(code, left_out)
     left_out.has_code = True
     return _hole(code, [])

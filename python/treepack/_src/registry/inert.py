@@ -58,9 +58,7 @@ _OF_JAX = {
 def is_inert(value: Any, more: Callable[[Any], bool] | None = None) -> bool:
     """Returns whether code of a library may receive a value from a file.
 
-    Args:
-      value: The value.
-      more: Accepts further values, also as parts of containers.
+    `more` accepts further values, also as parts of containers.
     """
     ty = type(value)
     if ty in _ATOMS or isinstance(value, (np.generic, np.dtype)) or _jax.is_array(value):
@@ -117,7 +115,6 @@ def _is_named(value: Any) -> bool:
 
 
 def is_function(value: Any) -> bool:
-    """Returns whether a value is a registered function, or a function of jax.nn."""
     return FUNCTIONS.name_of(value) is not None or _jax.is_of_nn(value)
 
 
@@ -190,8 +187,7 @@ Stores = Callable[[Any], bool]
 def storing(ty: Any, fields: Fields | None) -> Stores | None:
     """Returns a check for static data that rebuilding a node only stores.
 
-    Returns:
-      The check; `None` if unknown code rebuilds the nodes.
+    `None` if unknown code rebuilds the nodes.
     """
     registered = _jax.Registration.of(ty)
     if registered is None:

@@ -25,8 +25,8 @@ _exported: dict[str, _Exported] = {}
 def check_name(nodetype: type, name: str) -> None:
     """Raises a ValueError if `jax.export` would reject a name.
 
-    JAX has no public query. Without this check the error would come too late to undo the
-    registration with JAX.
+    JAX has no public query, and its own error would come too late to undo the registration with
+    JAX.
     """
     if name in _exported:
         return
@@ -45,7 +45,6 @@ def register(
     decode: Callable[[bytes], Any],
     from_children: Callable[[Any, Sequence[Any]], Any] | None,
 ) -> None:
-    """Registers a type with `jax.export` unless it is registered already."""
     try:
         from jax import export
     except ImportError:

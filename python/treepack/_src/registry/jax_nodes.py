@@ -37,7 +37,6 @@ def jax_node_type(
     version: int = 0,
     upgrade: Upgrade | None = None,
 ) -> NodeType:
-    """Describes a type that is registered with JAX."""
     meta = None if fields is None else fields.meta
     stores = storing(nodetype, fields)
     library = library_of_type(nodetype)

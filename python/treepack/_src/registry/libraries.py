@@ -47,14 +47,10 @@ def library_name(ty: type, fits: Callable[[type], bool] = is_node) -> str | None
 
 
 def find(name: str, fits: Callable[[type], bool] = is_node) -> type | None:
-    """Finds a type of a known library by its name in a file.
+    """Finds a type of a known library that `fits` by its name in a file.
 
     Also reads names of programs that registered the type under its path, such as
     `optax.ScaleByAdamState`.
-
-    Args:
-      name: The name.
-      fits: Returns whether a type is acceptable: a node type, or a type of static data.
     """
     library = library_of(name)
     if library is None or imported(library) is None:
@@ -119,7 +115,6 @@ def _at(library: str, parts: list[str], fits: Callable[[type], bool]) -> type | 
 
 
 def _typed(library: str, value: Any, fits: Callable[[type], bool]) -> type | None:
-    """Returns a value if it is an acceptable type that the library defines."""
     if not isinstance(value, type) or library_of_type(value) != library:
         return None
     return value if fits(value) else None

@@ -54,7 +54,7 @@ class Lookups:
         unknown_as_dict: bool,
         is_part: bool,
     ):
-        """Takes what the lookups of a load have in common.
+        """Takes the common parts of the lookups of a load.
 
         Args:
           types: The name, fields and version of each type in the record.
@@ -91,8 +91,7 @@ class Lookups:
     def node_type(self, number: int) -> NodeType | None:
         """Finds a type of the record, and converts it to read nodes with the saved fields.
 
-        Returns:
-          The type; `None` if dicts replace its nodes.
+        `None` if dicts replace its nodes.
 
         Raises:
           UnregisteredTypeError: If the type is not registered, or the saved fields cannot be
@@ -120,8 +119,7 @@ class Lookups:
     def _type_in_static(self, name: str) -> NodeType | None:
         """Finds a type among the nodes in `static`, by its name without registration.
 
-        Raises:
-          UnregisteredTypeError: If several types have the name.
+        Several types of the name are an UnregisteredTypeError.
         """
         if self._types_in_static is None:
             self._types_in_static = {}
@@ -244,11 +242,6 @@ def _collect_types(
 
 
 def _unknown(types: dict[str, bool]) -> UnregisteredTypeError:
-    """Returns the error about unregistered types.
-
-    Args:
-      types: Their names, and whether the names of their fields are in the file.
-    """
     names = [*types]
     libraries = {name: library_of(name) for name in names}
     missing = {
@@ -278,7 +271,6 @@ def _unknown(types: dict[str, bool]) -> UnregisteredTypeError:
 
 
 def _remedies(names: Collection[str]) -> str:
-    """Returns the remedies for unregistered types of static data, followed by `or`."""
     libraries = {name: library_of(name) if ":" in name else None for name in names}
     remedies = [remedy(name) for name in dict.fromkeys(libraries.values()) if name is not None]
     own = [repr(name) for name, library in libraries.items() if library is None]
@@ -288,7 +280,6 @@ def _remedies(names: Collection[str]) -> str:
 
 
 def _brief(text: str) -> str:
-    """Returns a text of a file for a message; the middle of a long one is left out."""
     half = _MOST_LETTERS // 2
     return text if len(text) <= _MOST_LETTERS else f"{text[:half]}…{text[-half:]}"
 
@@ -353,11 +344,8 @@ class _Filling:
     ) -> tuple[Any] | None:
         """Finds the value of a placeholder in a tree like the saved tree.
 
-        Args:
-          hole: The placeholder.
-          inside: Its path in the static data.
-          template: The tree.
-          count: The number of keys above the tree; -1 for all of `static`.
+        `inside` is its path in the static data, `count` the number of keys above the tree; -1 for
+        all of `static`.
         """
         if count not in self._templates:
             self._templates[count] = self._node_in(template, max(count, 0))

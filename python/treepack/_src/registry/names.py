@@ -20,7 +20,6 @@ T = TypeVar("T")
 
 
 def not_registered(sort: str, name: str, remedy: str) -> UnregisteredTypeError:
-    """Returns the error for an unregistered name in a file; `remedy` ends its message."""
     return UnregisteredTypeError(f"unregistered {sort} {name!r}: {remedy}", name)
 
 
@@ -86,7 +85,6 @@ def or_decorator(register: F) -> F:
 
 
 def check_is_type(thing: Any) -> None:
-    """Raises a TypeError, with a remedy, if a thing to register is no class."""
     if isinstance(thing, type):
         return
     cure = f"pass type(...) of it, {type(thing).__name__}"
@@ -226,7 +224,6 @@ class Names(Generic[T]):
         return None if row is None or row.thing is not thing else (name, row.entry)
 
     def by_name(self, name: str) -> T | None:
-        """Returns the entry for a name or an alias, or `None`."""
         row = self._by_name.get(self._aliases.get(name, name))
         return None if row is None else row.entry
 
@@ -280,13 +277,11 @@ def unstable_text(name: str, remedy: str) -> str:
 
 
 def _label(thing: Any) -> str:
-    """Returns the module and qualified name of an object, for messages."""
     place = _place(thing)
     return repr(thing) if place is None else ".".join(place)
 
 
 def _place(thing: Any) -> tuple[str, str] | None:
-    """Returns the module and qualified name of an object that has both, or `None`."""
     place = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
     return None if None in place or inspect.ismethod(thing) else place  # type: ignore[return-value]
 

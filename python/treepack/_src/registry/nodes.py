@@ -34,7 +34,6 @@ from treepack._src.registry.unregistered import of_library, unregistered
 
 
 def check_name(ty: type, name: str, aliases: Iterable[str] = ()) -> None:
-    """Raises a ValueError if a type cannot have a name."""
     if ty in BY_JAX:
         raise ValueError(f"{default_name(ty)} needs no registration: leave out the call")
     for claimed in (name, *aliases):
@@ -94,8 +93,6 @@ def _flatten(
 
 
 class Recorder(LeftOut):
-    """Describes the nodes and shardings of one save for its record."""
-
     flatten = _flatten
     describe_sharding = staticmethod(shardings.describe)
 
@@ -132,7 +129,6 @@ def _code_left_out(code: Any, left_out: LeftOut) -> bytes:
 
 
 def _has_lists(state: dict[str, Any]) -> bool:
-    """Returns whether a handler's state has lists, which stay lists."""
     return any(
         type(part) in (list, tuple) or (type(part) is dict and _has_lists(part))
         for part in state.values()

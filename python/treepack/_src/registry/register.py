@@ -83,8 +83,8 @@ def register_dataclass(
       version: The version of the definition, from 0 to 2**32-1. Reordering fields, or adding fields
         with defaults, requires no new version.
       upgrade: Takes the static fields of a node by name, its children by name, and the older
-        version in which it was saved. Returns static fields and children of this version.
-        `abstract` traces it, as `jax.eval_shape` does.
+        version in which it was saved; returns both in this version. `abstract` traces it, as
+        `jax.eval_shape` does.
 
     Returns:
       The class.
@@ -194,8 +194,8 @@ def register_node(
 ) -> T:
     """Registers a pytree node type of JAX by name, for `dumps` and `jax.export`.
 
-    Takes the parameters of `jax.export.register_pytree_node_serialization`, and calls it. The
-    parameters about auxdata are optional, because treepack can store most static data (see
+    Takes the parameters of `jax.export.register_pytree_node_serialization`, and calls it. Those
+    about auxdata are optional, because treepack can store most static data (see
     `register_auxdata`).
 
     Args:
@@ -206,11 +206,10 @@ def register_node(
       deserialize_auxdata: Takes these bytes, returns the auxdata.
       from_children: Takes auxdata and children, returns a node. Only `jax.export` calls it, with
         placeholders as children, to learn the structure.
-      aliases: Further names that older files may use.
-      version: The version of the definition, from 0 to 2**32-1.
-      upgrade: Takes the static data of a node, its children by name, and the older version in which
-        it was saved. Returns static data and children of this version. Static data are a dict if
-        JAX flattens the type by its fields, and the auxdata otherwise.
+      aliases: See `register_dataclass`.
+      version: See `register_dataclass`.
+      upgrade: See `register_dataclass`. Static data are a dict if JAX flattens the type by its
+        fields, and the auxdata otherwise.
 
     Returns:
       The type.
@@ -294,10 +293,9 @@ def register_namedtuple(
     Args:
       nodetype: The namedtuple type. JAX itself needs no registration of namedtuples.
       serialized_name: The name in files; by default the module and qualified name of the type.
-      aliases: Further names that older files may use.
-      version: The version of the definition, from 0 to 2**32-1.
-      upgrade: Takes the static data of a node, its children by name, and the older version in which
-        it was saved. Returns static data and children of this version.
+      aliases: See `register_dataclass`.
+      version: See `register_dataclass`.
+      upgrade: See `register_dataclass`.
 
     Returns:
       The type.

@@ -136,7 +136,6 @@ def register_auxdata(
 
 
 def _by_definition(ty: type) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """Returns functions that encode and decode an enum, a dataclass or a subclass of tuple."""
     if issubclass(ty, enum.Enum):
         return member_name, functools.partial(member, ty)
     if dataclasses.is_dataclass(ty) or _jax.is_namedtuple(ty):
@@ -219,7 +218,6 @@ def register_function(
 
 
 def is_own_name(name: str) -> bool:
-    """Returns whether a name is reserved for treepack."""
     return name in _codecs.NAMES or name == "function"
 
 
@@ -227,11 +225,7 @@ def is_own_name(name: str) -> bool:
 
 
 def reduce_value(value: Any) -> tuple[str, Any]:
-    """Returns the name and the parts of a value that is not of a plain type.
-
-    Raises:
-      TypeError: If the value cannot be stored.
-    """
+    """Returns the name and the parts of a value that is not of a plain type."""
     if _jax.is_tracer(value):
         raise TypeError(refusal(value))
     named = AUXDATA.named(type(value)) or AUXDATA.older(type(value))
@@ -263,14 +257,8 @@ def metadata_in(record: bytes | None, *, unknown_as_dict: bool = True) -> Any:
 def rebuild_value(name: str, parts: Any, *saved: Any) -> Any:
     """Rebuilds a value from the name and the parts that `reduce_value` returned.
 
-    Args:
-      name: The name.
-      parts: The parts.
-      saved: The parts before placeholders in them were replaced, if there were any.
-
-    Raises:
-      UnregisteredTypeError: A DecodeError, if the name is not registered.
-      DecodeError: If the value cannot be rebuilt from the parts.
+    `saved` has the parts before placeholders in them were replaced, if there were any. Raises an
+    UnregisteredTypeError, or a DecodeError for parts that do not fit.
     """
     auxdata = AUXDATA.by_name(name)
     if auxdata is not None:
@@ -303,7 +291,6 @@ def rebuild_value(name: str, parts: Any, *saved: Any) -> Any:
 
 
 def _of_library(value: Any) -> tuple[str, Any] | None:
-    """Returns the name and the parts of a value whose type belongs to a known library."""
     ty = type(value)
     if ty not in _library_names:
         _library_names[ty] = library_name(ty, is_definition)

@@ -116,7 +116,6 @@ def check_children(expected: list[str], names: list[str]) -> None:
 
 
 def check_static(expected: list[str], static: Any) -> None:
-    """Raises unless static data are a tuple of the fields of their type."""
     if type(static) is not tuple or len(static) != len(expected):
         raise ValueError(
             f"expected a tuple of the static data {expected}, found {short_repr(static)}"
@@ -126,8 +125,7 @@ def check_static(expected: list[str], static: Any) -> None:
 def evolved(entry: NodeType, saved: Fields | None, version: int) -> NodeType:
     """Returns a type that rebuilds nodes which were saved with other fields.
 
-    Raises:
-      UnregisteredTypeError: If the saved fields cannot be converted.
+    Raises an UnregisteredTypeError if the saved fields cannot be converted.
     """
     if version != entry.version:
         if entry.upgrade is None or version > entry.version:
@@ -178,7 +176,6 @@ def _check_rebuilt(
 
 
 def _check_parameters(upgrade: Upgrade) -> None:
-    """Raises a TypeError if an upgrade has other parameters than those that it is called with."""
     try:
         inspect.signature(upgrade).bind(None, None, None)
     except TypeError as error:

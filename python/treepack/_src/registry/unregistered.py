@@ -30,9 +30,8 @@ _rows: weakref.WeakKeyDictionary[type, tuple[int, str | None, Fields]] = weakref
 def unregistered(ty: type, kind: NodeKind) -> NodeType | None:
     """Describes a type by the kind of its nodes.
 
-    Returns:
-      The description; `None` if only a template can rebuild such nodes, or if another type is
-      registered under the name.
+    `None` if only a template can rebuild such nodes, or if another type is registered under the
+    name.
     """
     row = _rows.get(ty)
     if row is None or row[0] != TYPES.changes:
@@ -52,7 +51,6 @@ def unregistered(ty: type, kind: NodeKind) -> NodeType | None:
 
 
 def _fields(ty: Any) -> Fields:
-    """Returns the fields of a namedtuple, or the fields of a dataclass by their marks."""
     return (
         Fields([*ty._fields], []) if _jax.is_namedtuple(ty) else Fields.marked(dataclass_fields(ty))
     )
@@ -65,7 +63,6 @@ def _jax_type(ty: type, name: str) -> NodeType:
 
 
 def of_library(name: str) -> NodeType | None:
-    """Returns the entry of a known library's type by its name in a file."""
     ty = find(name)
     if ty is None:
         return None

@@ -52,7 +52,6 @@ _PLACES = [
 
 
 def _is_dtype(value: Any) -> bool:
-    """Returns whether a value is a dtype, or a scalar type of NumPy or JAX."""
     is_type = isinstance(value, type) and (
         issubclass(value, np.generic) or isinstance(getattr(value, "dtype", None), np.dtype)
     )
@@ -119,16 +118,10 @@ def described(value: Any) -> str:
 def difference(
     target: Any, state: Any, strict: Strict, *, cast: bool = False
 ) -> tuple[str, str] | None:
-    """Compares a leaf of a template with the state in its place.
+    """Compares a leaf of a template with the state in its place; see the table above.
 
-    Args:
-      target: The leaf of the template.
-      state: The state.
-      strict: See the table above.
-      cast: Whether all float dtypes count as equal, and all integer dtypes.
-
-    Returns:
-      Descriptions of both; `None` if they match.
+    With `cast`, all float dtypes count as equal, and all integer dtypes. Returns descriptions of
+    both; `None` if they match.
     """
     if not strict or (isinstance(target, type) and not _is_dtype(target)):
         return None
@@ -176,7 +169,6 @@ def like_scalar(target: Any, value: Any) -> Any:
 
 
 def _as_array(number: Any, like: Signature) -> np.ndarray | None:
-    """Returns a Python number as a 0-d array, or `None` if it is outside of the dtype's range."""
     try:
         with np.errstate(over="ignore"):
             array = np.asarray(number, like.dtype)
@@ -196,7 +188,6 @@ def _is_plain(leaf: Any) -> bool:
 
 
 def _is_of_kind(number: Any, array: Signature) -> bool:
-    """Returns whether a Python number matches a 0-d array of its kind."""
     return array.shape == () and type(number) in _NUMBERS and type(number).__name__ == array.kind
 
 

@@ -66,11 +66,7 @@ def level_of(
 ) -> Level | None:
     """Compares the names of a node with those one level away, if the file has none of them.
 
-    Args:
-      target: The node of the template.
-      children: Its children by name.
-      state: The state in its place, which lacks all of them.
-      path: The path of both.
+    `state` is in its place, and lacks all of its `children`.
     """
     at, is_root = str(path), not path.parts
     names = {str(name): name for name in state}
@@ -111,12 +107,10 @@ def level_of(
 
 
 def _part(name: str) -> str:
-    """Returns a name as a part of a path."""
     return text([name])
 
 
 def _names_of(child: Any) -> set[str]:
-    """Returns the names of the children of a node; none for a leaf."""
     kind = kind_of(child)
     try:
         children = () if kind is None else kind.children(child)

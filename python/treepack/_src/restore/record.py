@@ -21,7 +21,7 @@ def split(state: Any) -> tuple[Any, Any]:
 
 
 def take(state: Any) -> tuple[Any, Any]:
-    """Splits a state that has no other reference, in place; see `split`."""
+    """Like `split`, in place, for a state without other references."""
     record = state.get(core.RECORD_KEY) if type(state) is dict else None
     if type(record) is bytes:
         del state[core.RECORD_KEY]

@@ -78,7 +78,6 @@ class Coverage:
             noted.update((self._room.text(path), None) for path in paths)
 
     def loaded(self, path: Trail) -> None:
-        """Records a loaded leaf."""
         self._note(self._loaded, [path])
 
     def restored(self, loaded: list[Trail], kept: list[tuple[Trail, Any]]) -> None:
@@ -88,7 +87,6 @@ class Coverage:
             self.kept(part, path)
 
     def was_cast(self, path: Trail) -> None:
-        """Records a leaf whose dtype changes."""
         self._note(self._cast, [path])
 
     def watching(self, convert: Convert) -> Convert:
@@ -111,7 +109,6 @@ class Coverage:
         )
 
     def kept(self, target: Any, path: Trail) -> None:
-        """Records a part of the template that stays unchanged."""
         if self.notes:
             self._kept.update(self._room.all(_leaves(target, path)))
 
@@ -126,24 +123,20 @@ class Coverage:
     def unused(self, paths: Collection[str], refusal: str | None) -> None:
         """Records leaves of the file in whose place a mapping puts others.
 
-        Raises:
-          MismatchError: If there are any, with the text `refusal`, unless it is `None`.
+        If there are any, raises a MismatchError with the text `refusal`, unless it is `None`.
         """
         if paths and refusal is not None:
             raise MismatchError(refusal, [Mismatch(path, NOTHING, "a leaf") for path in paths])
         self._note(self._unexpected, paths)
 
     def left(self, paths: Iterable[str]) -> None:
-        """Records leaves of the state that are not selected."""
         self._note(self._left, paths)
 
     def check_values(self, corrupt: Collection[str]) -> None:
-        """Checks that the leaves that stay, except damaged ones, have values.
+        """Raises a MismatchError if a wanted, undamaged leaf stays a `ShapeDtypeStruct`.
 
-        If the whole state is loaded, it may be one of several files with parts of the tree.
-
-        Raises:
-          MismatchError: If a wanted leaf stays a `ShapeDtypeStruct`.
+        If the whole state is loaded, it may be one of several files with parts of the tree: only
+        warns.
         """
         lacking = [leaf for leaf in self.wanted(corrupt) if _jax.is_struct(self._kept[leaf.path])]
         if lacking and self._loaded and not (self._unexpected or self.skipped):
@@ -157,11 +150,7 @@ class Coverage:
             )
 
     def check_loads(self, target: Any) -> None:
-        """Checks that leaves are loaded, if the state has any.
-
-        Raises:
-          MismatchError: If the target comes back unchanged.
-        """
+        """Raises a MismatchError if the state has leaves, but the target comes back unchanged."""
         kept = self.wanted()
         skipped = (f"{path} of another shape" for path in self.skipped)
         there = [*self._unexpected, *skipped] or [*self._left]
@@ -217,7 +206,6 @@ class Coverage:
         ]
 
     def report(self, corrupt: list[str], unverified: list[str]) -> Report:
-        """Returns the report."""
         return Report(
             list(self._loaded),
             list(self._kept),
@@ -229,7 +217,6 @@ class Coverage:
 
 
 def _leaves(tree: Any, path: Trail | list[str]) -> Iterator[tuple[str, Any]]:
-    """Yields the paths and leaves of a tree at a path."""
     leaves = leaves_of(tree, tuple(_paths.parts(path)))
     return ((_paths.text(parts), leaf) for parts, leaf in leaves)
 

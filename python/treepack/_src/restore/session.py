@@ -116,7 +116,6 @@ class Restore:
             raise self.error()
 
     def error(self) -> MismatchError:
-        """Returns the error with all differences so far."""
         mismatches = list(self.mismatches.values())
         singular, plural = ("leaf", "leaves") if self.sentence is None else ("place", "places")
         count = f"1 {singular} does" if len(mismatches) == 1 else f"{len(mismatches)} {plural} do"
@@ -170,7 +169,6 @@ class Restore:
         return in_mapping and self.strict != "exact"
 
     def below(self, child: Any, state: Any, name: str) -> Any:
-        """Restores a child of the template."""
         return self.child(child, state, name, self)
 
     def whole(self, target: Any, state: Any, name: str) -> Any:
@@ -195,7 +193,6 @@ class Restore:
         return self._with(collected=[], cells=[], conversions=[], converted=None)
 
     def convert_found(self) -> None:
-        """Converts the collected leaves."""
         assert self.collected is not None
         assert self.convert is not None
         self.converted, conversions = {}, self.convert(self.collected)
@@ -237,11 +234,9 @@ class Restore:
             raise
 
     def path_of(self, name: str) -> Trail:
-        """Returns the path of the child `name` of the current node."""
         return _below(self.here(), name)
 
     def here(self) -> Trail:
-        """Returns the path of the current node."""
         trails = self._trails
         pairs = zip(trails, self.path, strict=False)
         shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0][0] is pair[1], pairs))
@@ -253,15 +248,12 @@ class Restore:
         return trail
 
     def note(self, name: str, expected: str, found: str, similar: str = "") -> None:
-        """Records a difference at the child `name` of the current node."""
         self.note_at(self.path_of(name), expected, found, similar)
 
     def note_here(self, expected: str, found: str) -> None:
-        """Records a difference at the current node."""
         self.note_at(self.here(), expected, found)
 
     def note_at(self, trail: Trail, expected: str, found: str, similar: str = "") -> None:
-        """Records a difference at a path."""
         path = str(trail)
         if self.mismatches and not self._room.takes(path):
             self._is_cut = True  # the list would become too long
@@ -300,12 +292,10 @@ class Restore:
         return value
 
     def without_conversion(self) -> AbstractContextManager[None]:
-        """Suspends the conversion of leaves."""
         return self._with(convert=None, collected=None, converted=None)
 
     @contextlib.contextmanager
     def _with(self, **values: Any) -> Iterator[None]:
-        """Sets attributes for a while."""
         outer = {name: getattr(self, name) for name in values}
         vars(self).update(values)
         try:
@@ -323,7 +313,6 @@ _HERE = _Name(_paths.ROOT)
 
 
 def as_part(name: str) -> str:
-    """Returns a caller's name as a part of a path."""
     return _HERE if name == _HERE else name
 
 
@@ -339,7 +328,6 @@ _local = _Local()
 
 
 def current() -> Restore | None:
-    """Returns the restore of this thread, or `None`."""
     return _local.restore
 
 

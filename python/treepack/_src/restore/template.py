@@ -60,17 +60,15 @@ def from_state_dict(target: Any, state: Any, name: str = ".", *, strict: Strict 
       state: The result of `to_state_dict` or `msgpack_restore`.
       name: The name of this part of the tree, for error messages.
       strict: `True` compares the shape and dtype of each leaf with the template, where both have
-        them; dtypes of JAX arrays must be equal for JAX, which treats 64 bits as 32 unless
-        `jax_enable_x64` is set. `False` compares nothing, like flax. `"exact"` requires equal
-        dtypes, and reports keys of the state that a dict of the template lacks, and containers of
-        other types where types were saved.
+        them; for JAX arrays, 64 bits count as 32 unless `jax_enable_x64` is set. `False` compares
+        nothing, like flax. `"exact"` requires equal dtypes, and reports keys of the state that a
+        dict of the template lacks, and containers of other types where types were saved.
 
     Returns:
       The restored tree, with the leaves of the state.
 
     Raises:
-      MismatchError: A ValueError, if containers or leaves do not match. Its `mismatches` lists all
-        differences.
+      MismatchError: If containers or leaves do not match. Its `mismatches` lists all differences.
 
     Examples:
       >>> import numpy as np, treepack
@@ -370,7 +368,6 @@ def _counted(elements: Sized) -> str:
 def _note_names(
     target: Any, state: Any, children: dict[str, Any], missing: list[str], restore: Restore
 ) -> None:
-    """Records missing and unexpected children."""
     more = [name for name in state if name not in children]
     is_sequence = isinstance(target, (list, tuple)) and not hasattr(target, "_fields")
     are_paths = is_sequence and children and all(isinstance(it, str) for it in children.values())
@@ -482,7 +479,6 @@ def _expected_of(kind: NodeKind, target: Any) -> tuple[Any, ...]:
 
 
 def _on_host(leaf: Any) -> Any:
-    """Reads a deferred array into a NumPy array."""
     return np.asarray(leaf) if isinstance(leaf, Deferred) else leaf
 
 
@@ -510,11 +506,7 @@ def _restore_leaf(target: Any, state: Any, name: str, restore: Restore) -> Any:
 
 
 def _compared(template: Any, state: Any, name: str, restore: Restore) -> Any:
-    """Compares the state that a handler will restore, since the handler compares nothing.
-
-    Returns:
-      The state, with converted leaves.
-    """
+    """Compares the state that a handler will restore; returns it with converted leaves."""
     if _are_lists(template, state):
         return _converted(template, state, name, restore) if restore.converts else state
     if not isinstance(template, Mapping) or not isinstance(state, Mapping):
@@ -559,7 +551,6 @@ def _compared(template: Any, state: Any, name: str, restore: Restore) -> Any:
 
 
 def _are_lists(template: Any, state: Any) -> bool:
-    """Returns whether both states of a handler are lists of the same length."""
     types = type(template), type(state)
     return {*types} <= {list, tuple} and len(template) == len(state)
 

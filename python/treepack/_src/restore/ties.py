@@ -31,14 +31,7 @@ def joined(
     The template decides which nodes are one. If the file has other values in their places, that is
     a mismatch, unless one of them was not loaded. Ties that only the file has are restored where
     the template is abstract, as `jax.eval_shape` loses them; elsewhere they are a mismatch, too.
-    `strict=False` leaves such nodes apart.
-
-    Args:
-      target: The template.
-      tree: The restored tree.
-      restore: The restore, which receives the mismatches.
-      record: The record of the file's structure.
-      above: The parts of the tree's path in the file.
+    `strict=False` leaves such nodes apart. `above` are the parts of the tree's path in the file.
     """
     if restore.mismatches or not restore.has_shareable:
         return tree
@@ -50,7 +43,6 @@ def joined(
 
 
 def _below(ties: list[_Tie], above: Sequence[str]) -> list[_Tie]:
-    """Returns the ties of a part of a tree, with relative paths."""
     count = len(above)
     parts = ([_paths.parts(path) for path in tie] for tie in ties)
     return [
@@ -69,7 +61,6 @@ class _Groups:
             self.join(first, again)
 
     def first(self, path: str) -> str:
-        """Returns the path that stands for the group."""
         passed = []
         while path in self._first:
             passed.append(path)
@@ -78,13 +69,11 @@ class _Groups:
         return path
 
     def join(self, first: str, again: str) -> None:
-        """Joins two groups; the first one's path stands for both."""
         first, again = self.first(first), self.first(again)
         if first != again:
             self._first[again] = first
 
     def ties(self) -> list[_Tie]:
-        """Returns a tie for each path that does not stand for its group."""
         return [(self.first(path), path) for path in self._first]
 
 
@@ -162,7 +151,7 @@ def _own_leaves(node: Any, trail: Trail) -> Iterator[tuple[Trail, Any]]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Returns whether two leaves have the same bits, as far as this process has them."""
+    """Returns whether two leaves have the same bits in this process."""
     if one is other:
         return True
     key, other_key = Key.of(one), Key.of(other)

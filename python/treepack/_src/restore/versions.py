@@ -36,8 +36,7 @@ class Older(dict[str, Any]):
     def upgrade(self, target: Any, path: Trail) -> Any:
         """Returns its state in the current version; the template replaces placeholders.
 
-        Raises:
-          TreepackError: If only a part of the node was read.
+        Raises a TreepackError if only a part of the node was read.
         """
         if self.upgraded is None:
             self.upgraded = self._upgraded(target, path)
@@ -67,7 +66,6 @@ class Older(dict[str, Any]):
 
 
 def mark_older(state: Any, record: RecordAt) -> tuple[Any, dict[int, str]]:
-    """Marks the nodes of older versions in a state; see `_core.mark_older`."""
     whole, at = record
 
     def mark(state: Any, at: list[tuple[int, int]]) -> Older:
