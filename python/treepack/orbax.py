@@ -188,7 +188,6 @@ class TreepackRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]
 
 
 def begun(directory: Any, args: TreepackSave, writing: Writing, *, snapshot: bool) -> ShardedWrite:
-    """Begins to save a tree to a directory."""
     saved = Saved(metadata=args.metadata, static=args.static, step=step_of(directory))
     return ShardedWrite(Address.of(directory), args.item, saved, writing, snapshot=snapshot)
 
@@ -230,7 +229,6 @@ def _wanted(state: Any) -> Any:
 
 
 def metadata_of(directory: Any, default: TreepackRestore) -> Any:
-    """Returns the tree with the shapes and dtypes of its arrays."""
     containers = default.options.get("containers", "saved")
     return abstract(os.fspath(directory), unknown="dict", containers=containers)
 
@@ -241,7 +239,6 @@ _STEP = re.compile(r"(\d+)(\.orbax-checkpoint-tmp|$)")
 
 
 def step_of(directory: Any) -> int | None:
-    """Returns the step of an item from the path of its directory, or `None`."""
     path = Path(os.fspath(directory))
     match = _STEP.search(path.parent.name)
     if match is None or (not match[2] and ".orbax-checkpoint-tmp" in path.name):

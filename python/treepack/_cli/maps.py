@@ -40,7 +40,6 @@ def rules_of(given: list[str]) -> Any:
 
 
 def _named(given: str) -> Any:
-    """Returns the mapping, or its rules, of a name in a Python file."""
     path, _, name = given.rpartition(":")
     if not path or not name.isidentifier():
         raise ValueError(

@@ -97,7 +97,6 @@ _MOST_WIDTH = 200
 
 
 def _end(cell: str, width: int) -> str:
-    """Truncates a text to a width, keeping its end."""
     if _width(cell) <= width:
         return cell
     start = max(0, len(cell) - width)  # an upper bound: few characters have no width
@@ -128,7 +127,6 @@ def error(error: Exception | str) -> None:
 
 
 def _flag(option: re.Match[str]) -> str:
-    """Returns the flags for an option, with its value if a message has one."""
     return _FLAGS.get(option[0]) or _FLAGS.get(option[1]) or f"--{option[1]}"
 
 
@@ -167,7 +165,6 @@ def show_as(path: str, name: str) -> None:
 
 
 def report_to_stderr() -> None:
-    """Prints lines to standard error from now on: standard output gets a file."""
     global _on_stderr
     _on_stderr = True
 

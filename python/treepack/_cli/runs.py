@@ -10,7 +10,6 @@ from treepack._src.storage.urls import shown
 
 
 def show(name: str, run: Any, *, as_json: bool) -> None:
-    """Lists the checkpoints of a `Run`."""
     checkpoints = run.checkpoints()
     if as_json:
         rows = jsonable([checkpoint._asdict() for checkpoint in checkpoints])

@@ -74,7 +74,6 @@ _OPTIONS = {
 
 
 def _hint(rows: Mapping[str, str], name: str) -> str:
-    """Returns the hint at a name, from hints by several names with spaces between them."""
     return next((hint for names, hint in rows.items() if name in names.split()), "")
 
 
@@ -94,8 +93,6 @@ _Usage: Any = typer.BadParameter.__mro__[1]  # typer has click in it, or beside 
 
 
 class Command(TyperCommand):
-    """A command whose errors of usage have hints."""
-
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given = [*args]  # which the parser empties
         file, path, *_ = [*(arg for arg in args if arg[:1] != "-"), "", ""]
@@ -126,7 +123,6 @@ _OF_LEAVES = ("get", "ls", "show")
 
 
 def _is_there(file: str) -> bool:
-    """Returns whether a file may exist: URLs are not looked up."""
     return "://" in file or Path(file).exists()
 
 

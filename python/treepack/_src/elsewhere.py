@@ -16,7 +16,6 @@ V = TypeVar("V", bound=Callable[..., Any])
 
 
 def by_name(rows: Mapping[str, str]) -> dict[str, str]:
-    """Splits hints by several names with spaces between them."""
     return {name: hint for names, hint in rows.items() for name in names.split()}
 
 
@@ -199,7 +198,6 @@ def _name_of(verb: Callable[..., Any]) -> str:
 
 
 def check_parameters(function: Callable[..., Any], option: str, arguments: str, count: int) -> None:
-    """Raises a TypeError unless a function of an option takes `count` `arguments`."""
     try:
         inspect.signature(function).bind(*(None,) * count)
     except TypeError as error:
@@ -257,7 +255,6 @@ def unknown_attribute(thing: object, name: str, hint: str) -> AttributeError:
 
 
 def read_only(*_: Any) -> None:
-    """Refuses to change a part of an open file."""
     raise TypeError(
         "open files are read-only: change the tree of load(copy=True) or file.load(copy=True), and "
         "save it"

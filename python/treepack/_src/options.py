@@ -205,7 +205,6 @@ _OF_CHOICES = (bool, str, type(None), np.bool_)
 
 
 def check_compress(compress: Compress, level: int | None) -> None:
-    """Raises a ValueError for an invalid `compress`, or a `level` without gzip."""
     check("compress", compress)
     if level is not None and (not compress or compress == "numbers"):
         raise ValueError(
@@ -214,7 +213,6 @@ def check_compress(compress: Compress, level: int | None) -> None:
 
 
 def check_iterator(saved: Saved, *, background: bool) -> None:
-    """Raises a ValueError for options that require a whole tree instead of an iterator."""
     for name in ("select", "exclude", "mapping"):
         if getattr(saved, name) is not None:
             raise ValueError(
@@ -486,7 +484,6 @@ class Reading(_Options):
         return self.arrays == "jax" or self.device is not None or self.sharding is not None
 
     def check(self, target: Any) -> None:
-        """Raises a ValueError for options that require a target or exclude one."""
         if self.cast and target is None and (self.cast is True or self.dtype is None):
             raise ValueError(
                 "cast=True requires a target to cast to: pass one, or pass dtype= instead"
@@ -545,7 +542,6 @@ class Selection(_Options):
     return_report: bool = False
 
     def check(self, target: Any) -> None:
-        """Raises a ValueError for options that require a target."""
         if target is not None:
             return
         for name in ("missing", "mismatched"):
@@ -686,7 +682,6 @@ class LoadOptions(PartOptions, total=False):
 
 
 def tell_from(tell: Tell, before: int, total: int) -> Tell:
-    """Returns a function that reports the progress of a file within all."""
     return lambda done, _: tell(before + done, total)
 
 

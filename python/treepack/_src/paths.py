@@ -84,7 +84,6 @@ class Room:
         return self._left >= 0
 
     def text(self, path: str | Trail) -> str:
-        """Formats another path, or raises a TreepackError if it does not fit."""
         formatted = str(path)
         if not self.takes(formatted):
             raise TreepackError(
@@ -117,7 +116,6 @@ def _escaped(part: str) -> str:
 
 
 def parts(path: Any) -> list[str]:
-    """Returns the parts of a path, a string or a key path of JAX."""
     if isinstance(path, str):
         if path == ROOT:
             return []

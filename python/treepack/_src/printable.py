@@ -64,7 +64,6 @@ def printable_lines(text: str) -> str:
 
 
 def safe_repr(value: object) -> str:
-    """Returns the repr of a value, or its type if `__repr__` raises."""
     try:
         return repr(value)
     except Exception:
@@ -100,7 +99,6 @@ def utc(seconds: float) -> str:
 
 
 def cells(text: str) -> int:
-    """Returns the width of printable text in terminal cells."""
     return len(text) if text.isascii() else sum(map(_cells, text))
 
 

@@ -92,8 +92,6 @@ class Steps(Folder):
 
 
 class Ordered:
-    """The checkpoints in the directory at one time, in order."""
-
     def __init__(self, folder: Steps, inside: list[Any] | None):
         self.listing, self._key = folder.listing(inside), folder.key
         temporary = folder.begin + TEMPORARY

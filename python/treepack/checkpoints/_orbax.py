@@ -59,7 +59,6 @@ def restore_by_orbax(
 
 
 def _restore_args(ocp: Any, target: Any) -> Any:
-    """Returns how to restore each leaf: as NumPy arrays if no leaf has a sharding."""
     import jax
 
     shardings = jax.tree.map(lambda leaf: getattr(leaf, "sharding", None), target)

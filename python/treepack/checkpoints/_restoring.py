@@ -20,7 +20,6 @@ MP_ARRAY_PH = "//GDAPlaceholder:"
 
 
 def is_checkpoint(directory: CheckpointEntry) -> bool:
-    """Returns whether a directory is itself a checkpoint."""
     return directory.is_sharded or is_of_orbax(directory.names())
 
 

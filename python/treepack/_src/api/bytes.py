@@ -147,7 +147,6 @@ def loads(
 
 
 def _joined(frames: list[Any]) -> bytes:
-    """Joins frames; a TypeError names one that is not bytes-like."""
     try:
         return b"".join(frames)
     except TypeError:

@@ -101,7 +101,6 @@ class Differences(Hinting, list[Difference]):
 
 
 def _row(difference: Difference) -> str:
-    """Returns a row of a repr, in which a long path leaves room for the rest."""
     text = printable(f"{difference.kind}, {difference.text}")
     return f"  {path_end(printable(difference.path), max(114 - len(text), 20))}: {text}"
 
@@ -210,7 +209,6 @@ _NOTHING = object()
 
 
 def _difference(left: Any, right: Any, rtol: float, atol: float) -> tuple[str, str] | None:
-    """Returns the kind and a description of the difference of two leaves, or `None`."""
     if left is _NOTHING or right is _NOTHING:
         return ("only in the second" if left is _NOTHING else "only in the first"), _kind(
             right if left is _NOTHING else left
@@ -276,7 +274,6 @@ class Apart(NamedTuple):
 
 
 def compared(one: LazyArray, other: LazyArray) -> Apart:
-    """Compares two arrays of the same shape; NaNs are equal to each other."""
     absolute = relative = 0.0
     count = 0
     for left, right, distance in pairs(one, other):

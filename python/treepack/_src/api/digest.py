@@ -139,7 +139,6 @@ def digest(
 
 
 def check_is_one(source: Any) -> None:
-    """Raises a TypeError for the paths of several files in the place of a file or tree."""
     paths = source if isinstance(source, (list, tuple)) else ()
     are_texts = all(isinstance(each, (str, os.PathLike)) for each in paths)
     if paths and are_texts and all(map(os.path.exists, paths)):
@@ -217,7 +216,6 @@ def _of_windows(array: LazyArray, threads: int | None) -> bytes:
 
 
 def checked(expected: Any) -> Any:
-    """Checks the form of an expected `Digest` or its digits."""
     if isinstance(expected, Digest):
         return expected
     if not isinstance(expected, str):

@@ -122,7 +122,6 @@ _REMEDIES = {
 
 
 def _explained(error: Exception) -> str:
-    """Returns the message of an error of `jax.export`, with a remedy where there is one."""
     message = str(error)
     remedies = [remedy for part, remedy in _REMEDIES.items() if part in message]
     return f"{remedies[0]} ({message})" if remedies else message

@@ -249,7 +249,6 @@ def _saved(
     *,
     background: bool,
 ) -> Saving | None:
-    """Saves a tree in a format of another library."""
     saves = OneByOne(place)
     saves.wait()
     if isinstance(tree, Iterator):
@@ -274,7 +273,6 @@ def _saved(
 def _mapped(
     room: Address | None, tree: Any, saved: Saved, threads: int | None, *, snapshot: bool
 ) -> tuple[Alone, Any]:
-    """Returns the processes that save a tree, and the tree in the layout of the file."""
     exchange = exchange_of(room, tree, saved, snapshot=snapshot, threads=threads)
     try:
         if saved.mapping is None:
@@ -286,7 +284,6 @@ def _mapped(
 
 
 def _nested(leaves: Leaves) -> Any:
-    """Returns the tree of leaves in the layout of the file, whose keys are divided at dots."""
     leaves = [*leaves]
     if [parts for parts, _ in leaves] == [()]:
         return leaves[0][1]
@@ -321,7 +318,6 @@ def _copy(
     *,
     background: bool,
 ) -> None:
-    """Saves an open file, or a part of it."""
     for name, given in (
         *(("background", background), ("sharded", saved.sharded)),
         *(("base", saved.base is not None), ("metadata", saved.metadata is not None)),

@@ -166,7 +166,6 @@ def _opened(
     *,
     join: bool = True,
 ) -> File:
-    """Opens a file or data; inflates gzip without an index. For `join` see `open_reader`."""
     try:
         if not join:
             return File(open_reader(path_or_data, max_size=max_size, join=False), unknown)

@@ -199,7 +199,6 @@ class ShardsReader(ShardedReader):
         return [name for name in there if name.startswith(save) or name in links[save]]
 
     def _links(self, name: str) -> set[str]:
-        """Returns the files of earlier saves that belong to the checkpoint of a file."""
         with contextlib.suppress(TreepackError), contextlib.closing(self._open(name)) as file:
             return {*ShardFile(file.catalog).about.get("links", ())}
         return set()
@@ -239,7 +238,6 @@ def _newest(shards: list[_Shard], ages: list[int]) -> list[_Shard]:
 
 
 def _shards_in(number: int, file: Reader) -> Iterator[tuple[tuple[str, ...], _Shard]]:
-    """Yields the shards in a file with the paths of their arrays."""
     for path, value in file.catalog.leaves(0):
         parts = _paths.parts(path)
         try:

@@ -90,8 +90,6 @@ class BoxedArray(LazyArray):
 
 
 class _Cast(BoxedArray):
-    """An array that is cast when it is read, in blocks."""
-
     def __init__(self, array: BoxedArray, dtype: Any, overflow: bool):
         self.reader, self.number, self.parts = array.reader, array.number, array.parts
         self.dtype, self.shape = np.dtype(dtype), array.shape

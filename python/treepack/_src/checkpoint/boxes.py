@@ -62,12 +62,10 @@ class Files(Reader, abc.ABC):
         """Returns a file that matches the manifest; otherwise a CorruptionError."""
 
     @abc.abstractmethod
-    def need_files(self, numbers: Iterable[int]) -> None:
-        """Opens the files that are not open yet; see `file`."""
+    def need_files(self, numbers: Iterable[int]) -> None: ...
 
     @abc.abstractmethod
-    def explained(self, number: int, error: BaseException) -> BaseException:
-        """Converts an error in reading a file to an error that names the file."""
+    def explained(self, number: int, error: BaseException) -> BaseException: ...
 
 
 class Box:
@@ -125,7 +123,6 @@ class Box:
         return elements
 
     def view(self) -> np.ndarray | None:
-        """Returns its elements as a view of a file; `None` if they must be read."""
         if not (self._is_view and self.array.reader.is_local):
             return None
         [(number, value, local)] = self.places()
@@ -142,7 +139,6 @@ class Box:
     def read_to(
         self, target: np.ndarray, threads: int | None = None, stopped: Event | None = None
     ) -> None:
-        """Reads its elements into an array in C order, unless it is stopped."""
         if target.size == 0:
             return
         self.prefetch()
@@ -228,7 +224,6 @@ def expect(boxes: Iterable[Box]) -> None:
 
 
 def ranges_of(boxes: Iterable[Box]) -> Iterator[RemoteRange]:
-    """Yields the ranges of remote files that boxes need, in order; see `fetching`."""
     for box in boxes:
         if not box.array.reader.is_local:
             for number, value, local in box.places():
@@ -300,7 +295,6 @@ class ShardedArray(BoxedArray):
         return Box(self, self._ranges(index), in_place=in_place)
 
     def view(self) -> np.ndarray | None:
-        """Returns the array in place, if one shard is all of it; `None` if it must be read."""
         with naming(self.reader.given):
             return self.plan([slice(None)] * self.ndim).view()
 
@@ -341,14 +335,12 @@ class ShardedArray(BoxedArray):
         return self._shards.files
 
     def status(self, cell: int, number: int, statuses: Mapping[int, Status]) -> Status:
-        """Returns the status of a shard from the statuses of the leaves of its file."""
         if not statuses:
             return "corrupt"
         value = self._shards.find(cell, self.reader.file(number).catalog)
         return "corrupt" if value is None else statuses[value]
 
     def is_in(self, leaves: Mapping[int, Collection[int]]) -> bool:
-        """Returns whether leaves, by the numbers of their files, have some of its shards."""
         return any(
             leaves.get(number)
             and self._shards.find(cell, self.reader.file(number).catalog) in leaves[number]
@@ -356,7 +348,6 @@ class ShardedArray(BoxedArray):
         )
 
     def lacks(self, shard: int) -> CorruptionError:
-        """Returns the error for a shard that is missing from its file."""
         file = self.reader.file(self.files()[shard])
         is_unnamed = self.is_host and len(self.files()) == 1
         keys = self.parts if is_unnamed else [*self.parts, self._shards.name(shard)]
@@ -376,7 +367,6 @@ class ShardedArray(BoxedArray):
         return np.array(array) if copy and not array.flags.writeable else array
 
     def compare(self) -> None:
-        """Compares its shards with their checksums; see `Reader.compare`."""
         for cell, number in enumerate(self.files()):
             file = self.reader.file(number)
             value = self._shards.find(cell, file.catalog)

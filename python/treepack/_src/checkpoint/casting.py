@@ -64,8 +64,6 @@ def index_key(index: tuple[slice, ...]) -> tuple[tuple[Any, Any], ...]:
 
 
 class _Casts:
-    """Casts that are yet to be done, in parts."""
-
     def __init__(self, threads: int | None, overflow: bool):
         self.overflow = overflow
         self._threads = core.thread_count(threads)
@@ -91,7 +89,6 @@ class _Casts:
 
 
 def cast_items(items: Iterable[Item], threads: int | None, *, overflow: bool) -> None:
-    """Casts floats and integers to the dtypes of the template."""
     work = _Casts(threads, overflow)
     tied: dict[Any, tuple[Any, Any]] = {}  # lazy arrays that several leaves share
     for item in items:

@@ -70,7 +70,6 @@ class Info(NamedTuple):
 def levels(
     reader: Reader, value: int, level: int, depth: int | None, above: _paths.Trail
 ) -> Iterator[tuple[int, str, Info]]:
-    """Describes the children of a value, each with its own after it; see `Tree.levels`."""
     for key, child in (reader.catalog.children(value) or ()) if level != depth else ():
         trail = _paths.Trail(above, key)
         info = Info.at(reader, child, trail)

@@ -114,7 +114,6 @@ def load_file(
 def load_part(
     place: Place, target: Any, selection: Selection, reading: Reading, group: Together | None
 ) -> Any:
-    """Loads a part of a file, with or without a target; `group` is from `sharing`."""
     reading.check(target)
     check_is_tree(target)
     selection.check(target)
@@ -273,7 +272,6 @@ def _by_name(separator: str) -> Callable[[str], str]:
 
 
 def _check_reached(new: Sequence[str], targets: Collection[str]) -> None:
-    """Raises a TreepackError unless the target has one of the paths that rules make."""
     ordered, here = sorted(targets), sorted(new)
     is_reached = any(_paths.has(ordered, path) for path in new)
     # Below a leaf of the target, it may be a node that only Python can restore.
@@ -518,7 +516,6 @@ _MOST_FILES = 10
 
 
 def listed(paths: list[str], most: int = 10) -> str:
-    """Lists paths with a verb: `a, b and 3 more are`."""
     more = "" if len(paths) <= most else f" and {len(paths) - most} more"
     verb = "is" if len(paths) == 1 else "are"
     return f"{', '.join(paths[:most])}{more} {verb}"

@@ -150,8 +150,6 @@ class Mapping(RuleSet):
 
 
 class MappedArray(BoxedArray):
-    """An array that a rule makes of arrays in a file."""
-
     def __init__(self, reader: MappedReader, value: int, parts: list[str], kind: Any, made: Made):
         super().__init__(reader, value, parts, kind)
         self._made = made
@@ -178,7 +176,6 @@ class MappedArray(BoxedArray):
     def read_to(
         self, box: Sequence[range], target: np.ndarray, *, threads: int | None = None
     ) -> None:
-        """Reads the elements of a box, each source to its place in the target."""
         with naming(self.reader.given):
             self._made.fill(self._source, box, target, path=self.path, threads=threads)
 
@@ -275,7 +272,6 @@ class MappedReader(Reader):
         return made.assembled(functools.partial(self.source, made), path=made.rule.text)
 
     def _join_lists(self, tree: dict[str, Any]) -> None:
-        """Makes lists of the dicts that are whole lists in the file."""
         catalog = self._place.catalog
 
         @functools.cache
@@ -297,7 +293,6 @@ class MappedReader(Reader):
                 node[name] = [node[name][str(number)] for number in range(len(node[name]))]
 
     def shape_of(self, path: str) -> tuple[int, ...] | None:
-        """Returns the shape of an array in the file; `None` of another leaf."""
         leaf = self._leaf_of(self._values[path])
         return None if leaf.dtype is None else leaf.shape
 
@@ -398,7 +393,6 @@ class MappedReader(Reader):
             return place.state(leaf, marks)
 
     def _sources_of(self, value: int) -> list[int]:
-        """Returns the values in the file that a leaf is made of."""
         made = self.outcome.get(self.catalog.path_of(value, 0))
         if made is None:
             return []
@@ -459,7 +453,6 @@ class MappedReader(Reader):
         return lacks
 
     def unmatched(self) -> str:
-        """Describes the first rule without a match, if no rule has one."""
         if self.plan.ruled or not self.plan.unused:
             return ""
         return self.plan.unused[0].unmatched(self._values, self.there)

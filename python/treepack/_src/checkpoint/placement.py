@@ -169,7 +169,6 @@ class _Shardings:
 
 
 def _wrapped(leaf: Any) -> str:
-    """Returns the remedy for a part of a sharding; empty for other values."""
     import jax
 
     if isinstance(leaf, (jax.sharding.PartitionSpec, str)):
@@ -194,7 +193,6 @@ def _place(
     together: Together | None,
     held: Mapping[str, Any],
 ) -> None:
-    """Places the leaves that become JAX arrays on devices."""
     placed: list[Item] = []
     ties: dict[int, Item] = {}  # by the array in the file
     twins: list[tuple[Item, Item]] = []
@@ -251,7 +249,6 @@ def _place(
 
 
 def device_leaves(base: Any, paths: Sequence[str]) -> dict[str, Any]:
-    """Returns the JAX arrays of a tree at these paths."""
     chosen = {*paths}
     if not chosen or isinstance(base, (core.Layout, core.Content, core.Catalog)):
         return {}
@@ -260,7 +257,6 @@ def device_leaves(base: Any, paths: Sequence[str]) -> dict[str, Any]:
 
 
 def _is_like(array: jax.Array, item: Item) -> bool:
-    """Returns whether a JAX array has the dtype, shape and place that an item would get."""
     import jax
 
     if _jax.is_tracer(array) or array.is_deleted() or not isinstance(item.leaf, np.ndarray):
@@ -300,7 +296,6 @@ def _may_be_jax(item: Item) -> bool:
 
 
 def _plan(item: Item) -> None:
-    """Plans the boxes that devices of this process need of an array in several files."""
     if isinstance(item.leaf, ShardedArray):
         in_place = _is_on_cpu(item.place)
         for index in parts_of(item):
@@ -310,7 +305,6 @@ def _plan(item: Item) -> None:
 
 
 def _is_on_cpu(place: Any) -> bool:
-    """Returns whether arrays are placed where host memory can be used in place."""
     import jax
 
     if place is None:
@@ -320,7 +314,6 @@ def _is_on_cpu(place: Any) -> bool:
 
 
 def _check_integers(path: Trail, leaf: Any, on_device: Any) -> None:
-    """Raises if 64-bit integers overflow 32 bits."""
     if leaf.dtype == on_device.dtype or leaf.dtype.kind not in "iu" or leaf.size == 0:
         return
     limits = np.iinfo(on_device.dtype)
@@ -378,7 +371,6 @@ def _check_array(path: Trail, value: Any) -> None:
 
 
 def _can_be(target: Any, value: Any) -> bool:
-    """Returns whether JAX has the dtypes of a value and of the template's leaf."""
     import jax
 
     if _jax.is_extended(target.dtype) or not isinstance(value, _HOST):
@@ -389,7 +381,6 @@ def _can_be(target: Any, value: Any) -> bool:
 
 @functools.cache
 def _jax_has(dtype: np.dtype) -> bool:
-    """Returns whether JAX has arrays of a dtype with its byte order."""
     import jax
 
     try:
@@ -403,7 +394,6 @@ def _jax_has(dtype: np.dtype) -> bool:
 def _place_of(
     path: Trail, target: Any, array: Any, where: Where | None, recorded: Any, is_needed: bool
 ) -> Any:
-    """Returns the device or sharding for a leaf; `None` is the default device."""
     import jax
 
     if where is not None:

@@ -159,7 +159,6 @@ class Reader:
 
     @property
     def metadata_record(self) -> bytes | None:
-        """The record that has the metadata, or `None`."""
         return self.catalog.record
 
     def unverified(self) -> list[int]:
@@ -187,11 +186,9 @@ class Reader:
 
     @property
     def original(self) -> Reader:
-        """The reader of the file in its own layout; see `MappedReader`."""
         return self
 
     def listed(self, values: Sequence[int]) -> str:
-        """Lists the paths of leaves with a verb: `a, b and 3 more are`."""
         room = _paths.Room()
         paths = (room.text(self.catalog.path_of(value, 0)) for value in values[:_MOST_LISTED])
         more = "" if len(values) <= _MOST_LISTED else f" and {len(values) - _MOST_LISTED} more"
@@ -231,7 +228,6 @@ class Reader:
         return kind
 
     def leaf(self, value: int, parts: list[str]) -> Any:
-        """Returns a leaf: a `LazyArray` for an array, or the leaf itself."""
         kind = self.kind(value, parts)
         if kind[0] == "array":
             return self.array(value, parts, kind)
@@ -262,7 +258,6 @@ class Reader:
             self.catalog.compare(value)
 
     def array(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> LazyArray:
-        """Returns a `LazyArray` of an array, or of the data of a PRNG key."""
         return LazyArray(self, value, parts, kind)
 
     def prng_key(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> Any:
@@ -297,7 +292,6 @@ class Reader:
     def fetching(
         self, value: int = 0, marks: core.Marks | None = None
     ) -> AbstractContextManager[None]:
-        """Fetches the (marked) leaves below a value while they are read."""
         if self.is_local:
             return contextlib.nullcontext()
         catalog = self.catalog
@@ -370,7 +364,6 @@ class Reader:
                     yield value, "unreadable" if is_inner and unknown else "corrupt"
 
     def without_dtype(self) -> list[int]:
-        """Returns the arrays and scalars whose dtype NumPy lacks."""
         catalog = self.catalog
         if not (unknown := {*lacking(catalog.dtypes)}):
             return []
@@ -399,7 +392,6 @@ class Reader:
 
     @classmethod
     def open(cls, source: Openable, *, regular: bool = False, **options: Any) -> Reader:
-        """Opens a file; with `regular`, it must be a regular file."""
         return cls(source, Opened.of(source, regular=regular, **options), **options)
 
 
@@ -416,7 +408,6 @@ def _reopened(kind: Any, source: Openable, options: dict[str, Any], filename: st
 
 
 def dtype_and_shape(kind: tuple[Any, ...]) -> tuple[str, tuple[int, ...]]:
-    """Returns the dtype and the shape of an array, or of the data of a PRNG key."""
     return kind[1] if kind[0] == "array" else "uint32", kind[2]
 
 
@@ -666,7 +657,6 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
         return statistics(self, bins) if _dtypes.has_numbers(self.dtype) else None
 
     def compare(self) -> None:
-        """Compares it with its checksum, if it has one; see `Reader.compare`."""
         self.reader.compare(self.number, self.parts)
 
     def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:

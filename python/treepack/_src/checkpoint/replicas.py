@@ -75,7 +75,6 @@ class Together:
         self._step += 1
 
     def fail(self, error: BaseException) -> None:
-        """Sends the error of this process to all others, without waiting for them."""
         if self._is_over:
             return
         self._is_over = True
@@ -176,7 +175,6 @@ def _replicas(sharding: Any, shape: tuple[int, ...]) -> Replicas | None:
 
 
 def share(group: Together, items: Iterable[Item]) -> None:
-    """Distributes the reading of arrays that several processes need among them."""
     shared = []
     for item in items:
         item.replicas = _replicas_of(item.leaf, item.place)
@@ -274,7 +272,6 @@ _EACH = ("shard", "copy")
 
 @functools.lru_cache(maxsize=64)
 def _zeros(devices: tuple[jax.Device, ...], shapes: tuple[Any, ...]) -> Callable[[], Any]:
-    """Compiles a function that creates zeros on devices of this process."""
     import jax
 
     mesh = jax.sharding.Mesh(np.array(devices), ("device",))

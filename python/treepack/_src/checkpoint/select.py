@@ -113,7 +113,6 @@ class Selector:
         return Selector([*given.values()])
 
     def without(self, other: Selector) -> Selector:
-        """Returns the selection without the leaves of another one."""
         return Selector(lambda path: self.means(path) and not other.means(path))
 
     def check(
@@ -178,7 +177,6 @@ def _escaped(pattern: str, paths: Iterable[str]) -> str:
 
 
 def _starred(pattern: str, paths: Iterable[str]) -> str:
-    """Returns a hint if a pattern has wildcards of regular expressions or templates."""
     star = _OTHERS.sub("*", pattern)
     for text in (star, f"**/{star}") if star != pattern else ():
         if not Selector(text).unmatched(paths):
@@ -218,7 +216,6 @@ _BOOLS = (bool, np.bool_, type(None))
 
 
 def _patterns_in(select: Any) -> dict[str, Any] | None:
-    """Returns the patterns by their texts; `None` if `select` has other elements."""
     if isinstance(select, str) or _is_path(select):
         select = [select]
     if not isinstance(select, (list, set, frozenset)):
@@ -235,7 +232,6 @@ def _patterns_in(select: Any) -> dict[str, Any] | None:
 
 
 def _is_path(value: Any) -> bool:
-    """Returns whether a value is a tuple of the parts of a path, or a JAX key path."""
     return type(value) is tuple and (
         all(type(entry) in (str, int) for entry in value)
         or any(hasattr(entry, name) for entry in value for name in ("key", "name", "idx"))

@@ -262,7 +262,6 @@ class ShardedReader(Files):
         return file
 
     def gone(self, name: str) -> CorruptionError:
-        """Returns the error for a missing file, by its name in the directory."""
         with contextlib.suppress(FileNotFoundError, DecodeError):
             if self._place(MANIFEST).read_bytes() != self._data:
                 return ReplacedError("the checkpoint was replaced by another save: open it again")
@@ -456,7 +455,6 @@ class ShardedReader(Files):
     def _verify_files(
         self, arrays: dict[int, ShardedArray], threads: int | None, progress: Tell
     ) -> Verified:
-        """Returns the status of each array, and a description of damage to files."""
         total = sum(nbytes for _, nbytes, _ in self._expected)
         done = 0
         self.damaged_files = ()

@@ -59,11 +59,9 @@ class ShardFile:
 
     @property
     def nbytes(self) -> int:
-        """The size of its shards in bytes."""
         return totals(self._catalog, 0)[1]
 
     def digests(self) -> dict[str, bytes]:
-        """Returns the digests of the shards by path; empty if the file has none."""
         record = self._catalog.record
         leaves = [path for path, _ in self._catalog.leaves(0)]
         stored = None if record is None else core.record_digests(record)
@@ -75,7 +73,6 @@ class ShardFile:
         }
 
     def shards(self) -> Iterator[tuple[str, tuple[str, tuple[int, ...]], bytes]]:
-        """Yields the path, the dtype and shape, and the digest of each shard that has one."""
         digests = self.digests()
         for path, value in self._catalog.leaves(0) if digests else ():
             yield path, dtype_and_shape(self._catalog.leaf(value)[1]), digests[path]
@@ -111,7 +108,6 @@ def plan_of(arrays: Iterable[Any], block: int | None = None) -> core.ShardPlan:
 
 
 def _readable_by(array: Any) -> tuple[int, ...]:
-    """Returns the processes that may write an array of the host."""
     is_everywhere = getattr(array, "is_everywhere", False)
     return tuple(range(_jax.processes()[1])) if is_everywhere else (0,)
 
@@ -226,5 +222,4 @@ def _shared(holders: _Holders) -> _Holders:
 
 
 def start_of(index: Iterable[slice]) -> tuple[int, ...]:
-    """Returns the index of the first element of a shard from its JAX index."""
     return tuple(part.start or 0 for part in index)

@@ -28,14 +28,12 @@ _WINDOW = 1 << 30
 
 
 def _is_split(place: Any) -> bool:
-    """Returns whether several devices hold an array or parts of it."""
     import jax
 
     return isinstance(place, jax.sharding.Sharding) and len(place.device_set) > 1
 
 
 def parts_of(item: Item) -> Iterable[tuple[slice, ...]]:
-    """Returns the parts of an array that this process reads."""
     if item.replicas is not None:
         return item.sources.values()
     array, place = item.leaf, item.place
@@ -55,7 +53,6 @@ def transfer(
     threads: int | None,
     together: Together | None,
 ) -> Iterator[jax.Array]:
-    """Places arrays on devices, a window at a time."""
     import jax
 
     before: list[jax.Array] = []

@@ -27,7 +27,6 @@ def restore_described(
     *,
     base: Any = None,
 ) -> Any:
-    """Restores a tree from the bytes of its file, as `load` does, or of a patch of a base."""
     held = device_leaves(base, reading.unchanged) if isinstance(reading, BytesReading) else {}
     convert = converter(reading, may_change=not isinstance(data, (bytes, core.Content)), held=held)
     return _converted(data, target, reading, convert)
@@ -37,7 +36,6 @@ _Convert = Callable[[list[Any]], list[Any]]
 
 
 def restore_message(data: bytes, target: Any, options: Mapping[str, Any]) -> Any:
-    """Restores a tree from bytes with options of `SMALL`, as `loads` does."""
     try:
         reading, convert = _prepared(**options)
     except TypeError:  # a value is not hashable, or of another type

@@ -65,7 +65,6 @@ class Format:
 
     @property
     def kind(self) -> str:
-        """Its name with its library, in help."""
         return self.name if self.name == self.library else f"{self.library} ({self.name})"
 
     def recognizes(self, content: core.Content) -> bool:
@@ -96,7 +95,6 @@ class Format:
         return False
 
     def check(self, path: Any, export: Export, options: Mapping[str, Any]) -> None:
-        """Raises a ValueError for options of `save` that do not apply to this format."""
         if any(options.get(name) not in (None, False) for name in ("compress", "level", "align")):
             raise ValueError(
                 "compress=, level= and align= apply only to msgpack, and the target is "

@@ -91,7 +91,6 @@ class Alone:
     def sharded(
         self, path: Address, tree: Any, saved: Saved, writing: Writing, *, snapshot: bool
     ) -> ShardedWrite | Rearranged:
-        """Returns the save of a tree, in the layout of the files, to a sharded directory."""
         return ShardedWrite(path, tree, saved, writing, snapshot=snapshot)
 
     def opened(self, tell: Tell | None, after: int) -> contextlib.AbstractContextManager[None]:
@@ -309,7 +308,6 @@ def leased_room(path: Address) -> Iterator[Permit]:
 def exchange_of(
     directory: Address | None, tree: Any, saved: Saved, *, snapshot: bool, threads: int | None
 ) -> Alone:
-    """Returns the processes that save a tree; `Alone` if this one does."""
     if directory is None or saved.sharded is False or _jax.processes()[1] == 1:
         return Alone(tree)
     if saved.sharded is None and not is_distributed(tree):

@@ -63,7 +63,6 @@ def named(leaves: Leaves, separator: str | None, remedy: str = "") -> dict[str, 
 
 
 def without_dtype(form: str, array: Any) -> str:
-    """Describes an array whose dtype a format lacks, with a remedy."""
     remedy = "cast it, as by array.astype(numpy.float32)"
     if isinstance(array, Deferred):  # of an open file
         remedy = "convert it with dtype=, such as float32"

@@ -134,7 +134,6 @@ _HEADERS: dict[tuple[int, int], Callable[[Any], Any]] = {
 
 
 def array_of(header: Header, data: Any) -> np.ndarray:
-    """Returns an array of its elements, in native byte order."""
     array = np.ndarray(header.shape, header.dtype, data, order=header.order)
     return array.astype(header.dtype.newbyteorder("="), copy=False)
 
@@ -152,7 +151,6 @@ class Strings:
         self._left = _FREE_STRINGS + nbytes // _STRING_BYTES
 
     def take(self, header: Header) -> None:
-        """Raises an UnsupportedError if the strings of an array are too many."""
         count = math.prod(header.shape)
         if count > self._left:
             raise UnsupportedError(
@@ -172,7 +170,6 @@ def texts(array: np.ndarray) -> Any:
 
 
 def check_dtype(array: Any, name: str, form: str) -> None:
-    """Raises a TreepackError for a dtype that NumPy's files lack; see `without_dtype`."""
     is_other = _dtypes.is_packed(array.dtype) and _dtypes.shown(array.dtype) != NPY
     if is_other or array.dtype.isbuiltin == 2:
         # Of safetensors or ml_dtypes: NumPy would read it as another dtype, or not at all.

@@ -132,7 +132,6 @@ def is_abstract(value: object) -> bool:
 
 
 def is_traceable(value: object) -> bool:
-    """Returns whether a value is a `ShapeDtypeStruct` whose dtype JAX's arrays can have."""
     if not is_struct(value):
         return False
     from jax import numpy as jnp
@@ -149,7 +148,6 @@ def is_extended(dtype: object) -> bool:
 
 
 def processes() -> tuple[int, int, Any]:
-    """Returns the index of this process, the number of processes, and the client of their store."""
     jax = imported("jax")
     if jax is None or not jax.distributed.is_initialized():
         return 0, 1, None
@@ -172,14 +170,12 @@ def wait_for_all(name: str) -> int:
 
 
 def has_preemption_service() -> bool:
-    """Returns whether processes of `jax.distributed` announce their preemption to each other."""
     distributed = imported("jax._src.distributed")
     state = None if distributed is None else distributed.global_state
     return getattr(state, "preemption_sync_manager", None) is not None
 
 
 def is_preempted_at(step: int) -> bool:
-    """Returns whether all processes end after this step, since one of them is preempted."""
     from jax.experimental.multihost_utils import reached_preemption_sync_point
 
     return bool(reached_preemption_sync_point(step))

@@ -14,7 +14,6 @@ _LIBRARIES = frozenset(_PACKAGES.split())
 
 
 def library_at(path: str) -> str | None:
-    """Returns the known library in which a path of a module or a type lies, or `None`."""
     library = path.partition(".")[0]
     return library if library in _LIBRARIES else None
 

@@ -37,7 +37,6 @@ class ExtType(NamedTuple):
 
 
 def make(code: int, data: bytes) -> Any:
-    """Returns the object for an extension value; a ValueError if msgpack does not allow it."""
     if code == ORBAX_TUPLE_CODE:
         items = _tuple(data)
         if items is not None:
@@ -58,7 +57,6 @@ def decode_error(theirs: str, *arguments: Any) -> DecodeError:
 
 
 def _tuple(data: bytes) -> tuple[Any, ...] | None:
-    """Decodes a tuple of Orbax; returns `None` for any other data."""
     if _local.nesting >= _MAX_NESTING:
         raise ValueError(f"tuples of Orbax exceed {_MAX_NESTING} nested levels")
     _local.nesting += 1

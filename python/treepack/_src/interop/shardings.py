@@ -88,7 +88,6 @@ def _mesh(axes: list[tuple[str, int, bool]]) -> Any:
 
 
 def fitting(sharding: Any, shape: tuple[int, ...]) -> Any:
-    """Returns the sharding if it splits a shape evenly; otherwise `None`."""
     if sharding is None or len(sharding.spec) > len(shape):
         return None
     try:

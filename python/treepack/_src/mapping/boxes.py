@@ -213,7 +213,6 @@ def box_of(part: Part, ranges: Sequence[range]) -> list[range]:
 
 
 def joined(target: np.ndarray, part: Part) -> np.ndarray | None:
-    """Returns a view of a place with the dimensions of its source; `None` if there is none."""
     at, shape = 0, []
     for lens in part.lens:
         sizes = target.shape[at : at + len(lens)]

@@ -122,7 +122,6 @@ class Step(NamedTuple):
     place: np.ndarray
 
     def ahead(self) -> Iterator[RemoteRange]:
-        """Yields the ranges of a remote file that it will read."""
         if self.view is None:
             box = box_of(self.part, self.ranges)
             yield from self.source.array.ahead([slice(it.start, it.stop, it.step) for it in box])
@@ -186,7 +185,6 @@ class Step(NamedTuple):
             )
 
     def _scale(self, elements: np.ndarray, threads: int | None) -> None:
-        """Computes elements with factors of blocks, and moves them."""
         rule, scales, place = self.made.rule, self.source.scales(), self.place
         assert scales is not None
         assert rule.block is not None

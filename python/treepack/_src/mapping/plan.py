@@ -122,7 +122,6 @@ class Planner:
         self._counts: collections.Counter[str] | None = None
 
     def plan(self, rest: str) -> Plan:
-        """Returns the plan; `rest` is for leaves without a rule; see `Mapping`."""
         plan = self._plan
         for rule in self._rules:
             is_used = self._renamed(rule) if rule.is_plain else self._assembled(rule)
@@ -136,7 +135,6 @@ class Planner:
         return plan
 
     def _keep(self, rest: str) -> None:
-        """Decides on leaves without a rule."""
         plan = self._plan
         ordered = sorted([*plan.made, *plan.same, *(fault.path for fault in plan.faults)])
         made = {*ordered}
@@ -323,7 +321,6 @@ class Planner:
         stacked: Sequence[str],
         group: Sequence[Mapping[tuple[int, ...], str]],
     ) -> Iterator[tuple[str, Made]]:
-        """Yields the arrays that one group of sources makes, with their paths."""
         domains = [_domain(rule, name, at, group) for at, name in enumerate(stacked)]
         combinations, paths = [], []
         for combination in itertools.product(*domains):
@@ -429,7 +426,6 @@ def _texts(names: Sequence[str], numbers: Sequence[int]) -> dict[str, str]:
 
 
 def _parts(rule: Rule, side: Side, axes: Sequence[str], sizes: Mapping[str, int]) -> Iterator[Part]:
-    """Yields the position of each array of a side among the axes."""
     groups = tuple(tuple(axes.index(name) for name in group) for group in side.groups)
     for number in range(len(side.patterns)):
         yield Part(groups, tuple(_cover(rule, side, name, number, sizes) for name in axes))
@@ -440,7 +436,6 @@ def _place(side: Side) -> str:
 
 
 def _check_scaled(rule: Rule, dtype: np.dtype[Any]) -> None:
-    """Raises a SizesError for a dtype that options of elements do not take."""
     if rule.is_pointwise and (
         dtype.kind in "cbUSOmM" or "int4" in dtype.name or "int2" in dtype.name
     ):

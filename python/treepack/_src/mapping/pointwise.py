@@ -89,5 +89,4 @@ def _is_among(array: np.ndarray, names: Sequence[str]) -> bool:
 
 @functools.lru_cache(maxsize=16)
 def _table(dtype: np.dtype[Any]) -> np.ndarray:
-    """Returns the values of all elements of a dtype of one byte."""
     return np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)

@@ -81,7 +81,6 @@ class Rule:
 
     @property
     def is_pointwise(self) -> bool:
-        """Whether elements are computed, not only moved."""
         given = (self.scale, self.add, self.dtype, self.scales)
         return any(option is not None for option in given)
 
@@ -119,7 +118,6 @@ class Rule:
         return f"{self.text} matches nothing in the {where}{self.near(here, there)}"
 
     def near(self, here: Iterable[str], there: Iterable[str] | None) -> str:
-        """Returns a hint at the rule, which has no match."""
         [ours, *_], [theirs, *_] = self.here.patterns, self.there.patterns
 
         def fits(pattern: Pattern, paths: Iterable[str]) -> bool:
@@ -151,7 +149,6 @@ OPTIONS = {
 
 
 def rule_of(tree: Any, value: Any, *, is_literal: bool = False) -> Rule:
-    """Parses a rule; with `is_literal`, braces are a part of the path in the tree."""
     text = f"rule {tree!r:.200}: {value!r:.300}"
     try:
         return _rule_of(text, tree, value, is_literal)
@@ -281,7 +278,6 @@ def _check_axes(rule: Rule) -> None:
 
 
 def _options(options: Mapping[Any, Any]) -> dict[str, Any]:
-    """Checks the types of options."""
     for name in options:
         if name not in OPTIONS:
             raise ValueError(f"{name!r} is no option of a rule: they are {', '.join(OPTIONS)}")
@@ -346,7 +342,6 @@ _BLOCK = "{'scales': 'layers.{l}.up.weight_scale_inv', 'block': (128, 128)}"
 
 
 def sizes_of(sizes: Mapping[str, Any], rules: Collection[Rule]) -> dict[str, Any]:
-    """Checks the sizes of axes that are passed as keywords."""
     axes = {name for rule in rules for name in (*rule.here.axes, *rule.there.axes)}
     for name, size in sizes.items():
         several = size if isinstance(size, tuple) else (size,)

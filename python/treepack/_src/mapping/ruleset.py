@@ -42,7 +42,6 @@ class RuleSet(Hinting):
 
     @staticmethod
     def of(mapping: Any) -> RuleSet:
-        """Returns the rules that a caller passes as a mapping, a dict or a function."""
         return mapping if isinstance(mapping, RuleSet) else RuleSet(mapping, "same", {})
 
     @property

@@ -69,7 +69,6 @@ def axis_of(rule: Rule, side: Side, name: str, number: int) -> str | int:
 
 
 def part_of(axis: str, number: int) -> str:
-    """Returns the name of the part of an axis that one of several arrays has."""
     return f"{axis}#{number}"
 
 
@@ -184,7 +183,6 @@ def _texts(axes: Sequence[str], known: Mapping[str, int]) -> str:
 
 
 def _equations(rule: Rule, side: Side, shapes: Sequence[Shape | None]) -> list[_Equation]:
-    """Returns an equation for each dimension of arrays of known shapes."""
     equations = []
     place = "the file" if side.is_file else "the tree"
     for number, shape in enumerate(shapes):

@@ -283,7 +283,6 @@ class Group:
         self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """Sends the error of this process to process 0; for other processes."""
         self.tell(Message(error=text_of(error)), waits=False)
 
     def tell(self, message: Message, *, waits: bool = True) -> None:
@@ -341,7 +340,6 @@ class Group:
         self._tell("end", "" if error is None else str(error))
 
     def failed(self, errors: Sequence[str]) -> OthersError:
-        """Joins the errors of processes; of thousands, most are the same."""
         more = len(errors) - _MOST_ERRORS
         listed = [*errors[:_MOST_ERRORS], *([f"and {more} more processes"] if more > 0 else [])]
         return OthersError(f"the checkpoint was not {_DONE[self._call]}: {'; '.join(listed)}")

@@ -72,7 +72,6 @@ class Meeting:
         return shared
 
     def forget(self, name: str) -> None:
-        """Deletes the shared values whose names begin with a folder; for process 0."""
         folder = self._folder(name)
         self._group(folder).forget(folder)
 

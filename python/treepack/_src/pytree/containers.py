@@ -46,7 +46,6 @@ class NodeKind(NamedTuple):
     open: Callable[[Any], tuple[dict[str, Any], Callable[[dict[str, Any]], Any]]] | None = None
 
     def opened(self, value: Any) -> tuple[dict[str, Any], Callable[[dict[str, Any]], Any]]:
-        """Returns the children of a template, and a function that rebuilds it with new children."""
         if self.open is not None:
             return self.open(value)
         return self.children(value), functools.partial(self.make, value)
@@ -197,7 +196,6 @@ def _struct_fields(value: Any) -> list[str]:
 
 
 def data_fields(value: Any) -> list[str]:
-    """Returns the names of the fields of a dataclass that are not marked as static for JAX."""
     fields = dataclasses.fields(value)
     return [field.name for field in fields if not field.metadata.get("static", False)]
 

@@ -110,7 +110,6 @@ def handlers_of(ty: type) -> Handlers | None:
 
 
 def overridden() -> list[type]:
-    """Returns the natively walked types that have handlers."""
     types = _walked_natively(_handlers) if _handlers else None
     # Runs in every call, nearly always with the same result.
     modules = sys.modules

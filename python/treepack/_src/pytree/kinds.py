@@ -154,7 +154,6 @@ def _items(container: Any) -> dict[str, Any]:
 
 
 def is_function(value: Any) -> bool:
-    """Returns whether a leaf is a function or another callable."""
     return callable(value) and kind_of(value) is None and not hasattr(value, "shape")
 
 

@@ -69,7 +69,6 @@ def classify(value: Any, static: Static | None = None) -> Class:
 
 
 def is_abstract_array(value: object) -> bool:
-    """Returns whether a leaf is an array of JAX or a `ShapeDtypeStruct`, and has no handler."""
     return _jax.is_abstract(value) and handlers_of(type(value)) is None
 
 
@@ -117,7 +116,6 @@ def _has_property(value: Any) -> bool:
 
 
 def holds_data(value: Any) -> bool:
-    """Returns whether a value is plain, or an array or buffer that NumPy reads."""
     return isinstance(value, _BUILTIN) or has_array_protocol(value) or _is_buffer(value)
 
 

@@ -100,7 +100,6 @@ def map_leaves(f: Callable[[Any], Any], state: Any, absent: Any = _NOTHING) -> A
 
 
 def leaves_of(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yields the paths, as in a state dict, and leaves of a tree."""
     kind = kind_of(node)
     if kind is None:
         yield path, node

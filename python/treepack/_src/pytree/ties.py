@@ -30,7 +30,6 @@ def ties_of(tree: Any) -> list[tuple[str, str]]:
 
 
 def shareable(node: Any, trail: Trail = _ROOT) -> Iterator[tuple[Trail, Any]]:
-    """Yields the paths and nodes of a tree that may be in several places."""
     kind = kind_of(node)
     if kind is None or kind.final:
         return
@@ -89,7 +88,6 @@ class _Branch:
                     branch.attach(children[name])
 
     def tied_node(self) -> Any:
-        """Returns the node of this place, with the tied nodes below it."""
         if not self._made:
             if self._is_open:
                 raise DecodeError("the ties in the record are damaged: a node contains itself")

@@ -105,7 +105,6 @@ _is_file = instance_of("treepack", "Tree")
 
 
 def _is_unknown(value: Any) -> bool:
-    """Returns whether a value is neither a leaf nor a placeholder of one."""
     is_array = hasattr(value, "shape") and hasattr(value, "dtype")
     is_plain = type(value) in _PLAIN or is_array or value is ...
     return not is_plain and classify(value) is Class.UNSUPPORTED
@@ -133,7 +132,6 @@ def _walk(value: Any, parts: Callable[[Any], Iterable[Any] | None]) -> Iterator[
 
 
 def _parts(value: Any) -> Iterable[Any] | None:
-    """Returns the parts of code; `None` for data."""
     ty = type(value)
     if value is None or isinstance(value, _DEFINITIONS) or flax.is_linen_module(value):
         return ()

@@ -113,12 +113,10 @@ def codec(name: str, fits: Any, encode: Any, types: Any, make: Callable[..., Any
 
 
 def of_value(name: str, ty: Any, base: type) -> Codec:
-    """Returns the codec of values that `base` takes, and that `ty` makes of the result."""
     return Codec(name, ty, base, base, ty)
 
 
 def of_attributes(name: str, ty: Any, **types: Any) -> Codec:
-    """Returns the codec of values that `ty` makes of attributes of these types."""
     return codec(name, ty, " ".join(types), tuple(types.values()), ty)
 
 

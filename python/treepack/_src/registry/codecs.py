@@ -48,7 +48,6 @@ from treepack.errors import UnregisteredTypeError
 
 
 def encode(value: Any) -> tuple[str, Any] | None:
-    """Returns the name and the parts of a value, or `None` if no codec applies."""
     codec = _BY_TYPE.get(type(value))
     if codec is None:
         codec = next((codec for codec in _BY_PREDICATE if codec.fits(value)), None)

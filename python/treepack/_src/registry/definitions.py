@@ -84,7 +84,6 @@ def name_and_parts(value: Any) -> tuple[str, Any] | None:
 
 
 def parts_of(value: Any) -> Any:
-    """Returns the parts of a value; `None` if the definition of its type is not enough."""
     ty = type(value)
     if not is_definition(ty):
         return None
@@ -127,7 +126,6 @@ _MOST_DIGITS = 20
 
 
 def plain_parts(value: Any) -> Any:
-    """Returns a configuration of an unregistered type as a dict, an enum member as its value."""
     if AUXDATA.named(type(value)) is not None:
         return None
     if isinstance(value, enum.Enum):
@@ -138,7 +136,6 @@ def plain_parts(value: Any) -> Any:
 
 
 def attributes(value: Any) -> Iterable[str]:
-    """Returns the names of the attributes of an object, except cached ones."""
     ty = type(value)
     for name in [*getattr(value, "__dict__", {}), *slots_of(ty)]:
         is_cached = isinstance(getattr(ty, name, None), functools.cached_property)  # noqa: TID251  # of programs
@@ -163,7 +160,6 @@ def made_of(ty: Any, parts: Any) -> Any:
 
 
 def member_name(member: enum.Enum) -> str | int:
-    """Returns the name of an enum member, or its value if it has no name."""
     # Combinations of flags have no name.
     value = member.value
     if isinstance(member, enum.Flag) and isinstance(value, int):

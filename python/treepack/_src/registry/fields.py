@@ -15,8 +15,6 @@ from treepack._src.registry.codec import is_inert_factory
 
 
 class Fields(NamedTuple):
-    """The names of the children of a type, and of its static data, in order."""
-
     data: list[str]
     meta: list[str]
 

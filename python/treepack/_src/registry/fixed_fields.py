@@ -50,7 +50,6 @@ class FixedFields(NamedTuple):
 
 
 def fixed_fields(node: Any) -> FixedFields | None:
-    """Returns the attributes that all nodes of a node's type have; `None` if they differ."""
     kind = kind_of(node)
     fields = None if kind is None else _of_kind(kind, node)
     if kind is None or fields is None:

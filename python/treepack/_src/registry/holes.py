@@ -57,7 +57,6 @@ def _check_has_no_arrays(value: Any) -> None:
 
 
 def _check_has_no_data(value: Any, left_out: LeftOut) -> None:
-    """Raises a TypeError if data would be lost with code that is left out."""
     _check_has_no_arrays(value)
     if left_out.static != "skip" and not is_code(value):
         raise TypeError(
@@ -96,7 +95,6 @@ def auxdata_with_holes(
     nodetype: type | None,
     where: str,
 ) -> Any:
-    """Like `with_holes`, for auxdata."""
     if left_out.static == "error":
         return auxdata
     labels = _labels(auxdata, fields, nodetype)
@@ -165,7 +163,6 @@ def hole_of(code: Any, left_out: LeftOut) -> Hole:
 
 
 def check_field(field: str, value: Any, where: str = "") -> None:
-    """Raises a TypeError that names a field if its value cannot be stored."""
     try:
         core.encode_value(value)
     except (TypeError, ValueError) as reason:

@@ -92,7 +92,6 @@ def is_given(value: Any) -> bool:
 
 
 def decode_given(data: bytes) -> Any:
-    """Decodes static data for code of the program, or of JAX."""
     value = core.decode_value(data)
     if not is_given(value):
         raise DecodeError(

@@ -10,8 +10,6 @@ from treepack._src.registry.names import default_name
 
 
 class _Exported(NamedTuple):
-    """The current definition of a type that is registered with `jax.export`."""
-
     ty: type
     encode: Callable[[Any], bytes]
     decode: Callable[[bytes], Any]

@@ -134,7 +134,6 @@ def jax_node_type(
 def plain_type(
     nodetype: type, name: str, fields: Fields, *, version: int = 0, upgrade: Upgrade | None = None
 ) -> NodeType:
-    """Describes a namedtuple, or a dataclass that is not registered with JAX."""
     data, meta = fields
 
     def flatten_node(node: Any, left_out: LeftOut) -> tuple[bytes, dict[str, Any]]:
@@ -201,7 +200,6 @@ class _Marked(NamedTuple):
     functions: dict[str, Any] | None = None
 
     def merge(self, names: list[str], children: list[Any]) -> tuple[Any, list[str], list[Any]]:
-        """Returns the static data, and the names and values of all children."""
         all_children = dict(zip(names, children, strict=True)) | (self.functions or {})
         if all_children.keys() != set(self.names):
             raise ValueError(f"expected the children {self.names}, found {list(all_children)}")
@@ -245,7 +243,6 @@ def encode_auxdata(
     nodetype: type | None = None,
     meta: Any = None,
 ) -> bytes:
-    """Encodes auxdata; errors name the type and the field."""
     try:
         return core.encode_value(auxdata)
     except (TypeError, ValueError) as error:

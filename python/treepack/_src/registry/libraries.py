@@ -27,7 +27,6 @@ _UNORDERED = ("numpyro.distributions",)
 
 
 def is_node(ty: type) -> bool:
-    """Returns whether a type is a node type that files may name."""
     # `__del__` would run on nodes that are made without `__init__`.
     if ty.__module__.startswith(_UNORDERED) or hasattr(ty, "__del__"):
         return False
@@ -35,7 +34,6 @@ def is_node(ty: type) -> bool:
 
 
 def library_name(ty: type, fits: Callable[[type], bool] = is_node) -> str | None:
-    """Returns the name in files for a type of a known library; `None` for other types."""
     library = library_of_type(ty)
     if library is None or "<locals>" in ty.__qualname__:
         return None
@@ -84,7 +82,6 @@ def _modules(library: str, _count: int) -> dict[str, list[str]]:
 
 
 def library_of(name: str) -> str | None:
-    """Returns the known library to which the type with a name in a file belongs, or `None`."""
     library = library_at(name.partition(":")[0])
     is_path = library is not None and len(library) + 1 < len(name) <= _MAX_NAME
     return library if is_path else None

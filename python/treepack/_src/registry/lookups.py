@@ -84,7 +84,6 @@ class Lookups:
 
     @staticmethod
     def upgrades(name: str, version: int) -> bool:
-        """Returns whether a load upgrades nodes that were saved in a version of their type."""
         entry = TYPES.by_name(name)
         return entry is not None and entry.upgrade is not None and version < entry.version
 
@@ -146,7 +145,6 @@ class Lookups:
         return (node,)
 
     def reaches(self, tree: Any, parts: Sequence[str]) -> bool:
-        """Returns whether a tree has a node, a leaf or static data at a path."""
         for count in range(len(parts), -1, -1):
             below = self.below(tree, parts[:count])
             if below is None:
@@ -301,7 +299,6 @@ class _Filling:
         self._templates: dict[int, tuple[Any, dict[str, Any]] | None] = {}
 
     def fill(self, value: Any) -> Any:
-        """Replaces the placeholders that have values."""
         if type(value) is Hole:
             inside = _paths.parts(value.field) if value.field else []
             parts = self.fill(value.parts)

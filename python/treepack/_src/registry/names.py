@@ -105,8 +105,6 @@ def reads_nothing(*_: Any) -> Any:
 
 
 class _Named(NamedTuple):
-    """A named object and its entry."""
-
     thing: Any
     entry: Any
 
@@ -144,7 +142,6 @@ class Names(Generic[T]):
         return self._by_name.copy(), self._aliases.copy(), self._names.copy()
 
     def put_back(self, before: tuple[dict[Any, Any], ...]) -> None:
-        """Restores the tables that `copy` returned."""
         self._by_name, self._aliases, self._names = before
         self.changes += 1
 
@@ -176,7 +173,6 @@ class Names(Generic[T]):
                 )
 
     def check_alias(self, thing: Any, alias: str) -> None:
-        """Raises a ValueError if an alias of an object of another sort is the name of one here."""
         owner = self._by_name.get(alias)
         if owner is not None and not _replaces(owner.thing, thing):
             raise ValueError(f"{alias!r} is the {self._sort} {_label(owner.thing)}: {_GONE}")

@@ -121,7 +121,6 @@ def _is_state_of(state: Any, child: Any) -> bool:
 
 
 def _code_left_out(code: Any, left_out: LeftOut) -> bytes:
-    """Returns the static data that stand for code."""
     static = left_out.static
     if static == "error" or not (static == "skip" or callable(code) or is_code(code)):
         raise TypeError(explain(code))
@@ -163,8 +162,6 @@ BY_JAX: frozenset[type] = frozenset({dict, list, tuple, type(None)})
 
 
 def _mapping(ty: Any, name: str) -> NodeType:
-    """Describes a type of mappings with any keys, and perhaps a default factory."""
-
     def flatten(mapping: Any, left_out: LeftOut) -> tuple[bytes, dict[str, Any]]:
         core.check_unique_keys(mapping)
         keys = None if all(type(key) is str for key in mapping) else list(mapping)
@@ -252,7 +249,6 @@ def _flatten_unnamed(node: Any, kind: NodeKind) -> tuple[bytes, dict[str, Any]]:
 
 
 def _decode_hole(data: bytes) -> Any:
-    """Decodes the static data of a node that only the program can supply."""
     hole = exactly(_holes.Hole, core.decode_value(data))
     if hole.name is not None:
         raise ValueError("expected a placeholder without parts")
@@ -331,7 +327,6 @@ def _own_by_name(name: str) -> type | None:
 
 
 def own(ty: Any) -> NodeType | None:
-    """Returns the entry of a type that needs no registration."""
     if ty in _own:
         return _own[ty]
     name = getattr(ty, "__name__", "")

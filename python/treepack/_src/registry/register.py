@@ -24,8 +24,6 @@ T = TypeVar("T", bound=type)
 
 
 class _Options(TypedDict, total=False):
-    """Options of `register_dataclass` and `register_namedtuple`."""
-
     serialized_name: str | None
     aliases: Sequence[str]
     version: int
@@ -164,7 +162,6 @@ class _Whole(str):
 def _check_claims(
     nodetype: type, name: str, aliases: Sequence[str], version: int, upgrade: Any
 ) -> None:
-    """Raises for an invalid name or version, before anything is registered."""
     if not isinstance(version, int) or isinstance(version, bool) or not 0 <= version < 2**32:
         raise ValueError(f"version must be an integer from 0 to 2**32-1, got {version!r}")
     if upgrade is not None and not callable(upgrade):
@@ -337,12 +334,10 @@ def register_namedtuple(
 
 
 def _decode_bytes(decode: Callable[[bytes], Any], data: bytes) -> Any:
-    """Decodes auxdata that a function of the program encoded as bytes."""
     return decode(exactly(bytes, core.decode_value(data)))
 
 
 def _check_dropped(nodetype: type, dropped: Sequence[str]) -> None:
-    """Raises for dropped fields that do not exist, or lack a default."""
     if not dataclasses.is_dataclass(nodetype):
         return
     fields = {field.name: field for field in dataclasses.fields(nodetype)}

@@ -126,7 +126,6 @@ def register_tree(tree: Any, *, prefix: str | None = None) -> dict[str, type]:
 
 
 def _register_static(value: Any, owner: type) -> None:
-    """Registers the types and functions in static data of a type that have a stable name."""
     try:
         core.encode_value(value)
         return

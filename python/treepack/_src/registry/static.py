@@ -225,7 +225,6 @@ def is_own_name(name: str) -> bool:
 
 
 def reduce_value(value: Any) -> tuple[str, Any]:
-    """Returns the name and the parts of a value that is not of a plain type."""
     if _jax.is_tracer(value):
         raise TypeError(refusal(value))
     named = AUXDATA.named(type(value)) or AUXDATA.older(type(value))

@@ -189,7 +189,6 @@ def _check_parameters(upgrade: Upgrade) -> None:
 def _converter(
     entry: NodeType, saved: Fields | None, version: int, upgrade: Upgrade | None
 ) -> Callable[[Any, list[str], list[Any]], Parts]:
-    """Returns a function that converts the parts of a node to the current version."""
     upgrade = upgrade if version != entry.version else None
 
     def upgraded(static: Any, children: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -293,7 +292,6 @@ def _mapped(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def _check_upgraded(fields: Fields, data: Any, values: dict[str, Any]) -> None:
-    """Raises for values that do not belong to a field."""
     if not isinstance(data, dict):
         raise TypeError(f"upgrade= must return static data as a dict by name, got {data!r:.100}")
     for names, parts in zip(fields, (values, data), strict=True):
@@ -306,7 +304,6 @@ def _check_upgraded(fields: Fields, data: Any, values: dict[str, Any]) -> None:
 
 
 def _check_fields(entry: NodeType, saved: Fields, now: Fields) -> None:
-    """Raises unless nodes with the saved fields can become nodes with the current ones."""
     before, after = (
         dict.fromkeys(fields.data, "child") | dict.fromkeys(fields.meta, "static")
         for fields in (saved, now)

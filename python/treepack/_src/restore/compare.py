@@ -59,8 +59,6 @@ def _is_dtype(value: Any) -> bool:
 
 
 class Signature(NamedTuple):
-    """Shape and dtype of an array, a NumPy scalar, or a `ShapeDtypeStruct`."""
-
     shape: tuple[int, ...]
     dtype: Any
 
@@ -82,7 +80,6 @@ _KIND = re.compile(r"[bu]?(bool|int|float|complex)")
 
 
 def signature(leaf: Any) -> Signature | None:
-    """Returns the shape and dtype of a leaf, or `None` if it has none."""
     shape = getattr(leaf, "shape", None)
     dtype = getattr(leaf, "dtype", None)
     if shape is None or dtype is None or isinstance(leaf, type):
@@ -98,7 +95,6 @@ def signature(leaf: Any) -> Signature | None:
 
 
 def described(value: Any) -> str:
-    """Describes a leaf or a subtree of a state, for messages."""
     value_signature = signature(value)
     if value_signature is not None:
         return str(value_signature)

@@ -229,7 +229,6 @@ def about_keys(mismatches: list[Mismatch]) -> Iterator[str]:
 
 
 def about_types(mismatches: list[Mismatch]) -> Iterator[str]:
-    """Yields a hint about containers of other types than in the file, with `strict="exact"`."""
     if any(it.expected.startswith("a container of the type ") for it in mismatches):
         yield "Pass strict=True to treepack.load to accept containers of other types."
 
@@ -291,7 +290,6 @@ def about_axes(
 
 
 def _mapped(rules: str, names_of: Mapping[str, str] | None, has_function: bool) -> str:
-    """Returns the start of a hint at rules; see `about_names`."""
     if names_of is None:
         return f"Pass mapping={{{rules}}} to treepack.load"
     if has_function:
@@ -335,13 +333,11 @@ def is_reshaped(mismatch: Mismatch) -> bool:
 
 
 def _sizes(text: str) -> list[int] | None:
-    """Returns the shape in the description of an array; `None` for other descriptions."""
     match = _ARRAY.fullmatch(text)
     return match and [int(size) for size in match[1][1:-1].split(",") if size]
 
 
 def about_leaves(mismatches: list[Mismatch]) -> Iterator[str]:
-    """Yields hints about arrays of other shapes, and of another dtype of floats or integers."""
     shapes = [
         (_sizes(mismatch.expected), _sizes(mismatch.found), is_reshaped(mismatch))
         for mismatch in mismatches

@@ -103,7 +103,6 @@ class Coverage:
         return watched
 
     def keeps(self, target: Any, path: Trail | list[str]) -> bool:
-        """Returns whether a part of the template that the state lacks stays unchanged."""
         return self.keeps_missing or not any(
             self.is_wanted(leaf) and leaf not in self.skipped for leaf, _ in _leaves(target, path)
         )
@@ -198,7 +197,6 @@ class Coverage:
             )
 
     def wanted(self, corrupt: Collection[str] = ()) -> list[Mismatch]:
-        """Returns the leaves that stay although they are to be loaded."""
         return [
             Mismatch(path, described(leaf), "another shape" if path in self.skipped else NOTHING)
             for path, leaf in self._kept.items()

@@ -163,7 +163,6 @@ class Restore:
         return error
 
     def takes_more(self, in_mapping: bool) -> bool:
-        """Returns whether a state may have children that the template's node lacks."""
         if self.partial is not None and self.partial.takes_more is not None:
             return self.partial.takes_more
         return in_mapping and self.strict != "exact"
@@ -265,7 +264,6 @@ class Restore:
         self.sentence = self.sentence or sentence
 
     def keep(self, target: Any, name: str) -> Any:
-        """Returns a part of the template that stays unchanged."""
         if self.partial is not None:
             self.partial.kept(target, self.path_of(name))
         return target

@@ -101,7 +101,6 @@ def restore_encoded(
     *,
     convert: Convert | None = None,
 ) -> Any:
-    """Restores encoded bytes as `restore_tree` does."""
     if target is None:
         return take(core.restore(data, reading.copy, reading.threads))[0]
     if reading.strict != "exact" and not overridden():
@@ -139,7 +138,6 @@ def _begin(reading: Reading, convert: Convert | None) -> Restore:
 
 
 def needs_state(target: Any, record: bytes | None, reading: Reading) -> bool:
-    """Returns whether restoring a target requires a state."""
     if reading.strict == "exact" or overridden() or core.RECORD_KEY in _keys(target):
         return True
     return record is not None and core.has_older_types(record)
@@ -250,7 +248,6 @@ def _keys(target: Any) -> Any:
 
 
 def _restore_child(target: Any, state: Any, name: str, restore: Restore) -> Any:
-    """Restores a part of the template: any container or leaf."""
     kind = kind_of(target)
     restore.has_shareable |= flax.is_graph_node_type(type(target))
     if type(state) is Older:
@@ -323,7 +320,6 @@ def _is_empty(child: Any) -> bool:
 
 
 def _compare_kinds(target: Any, saved: str | None, restore: Restore) -> None:
-    """Records a difference if a container of another kind was saved here."""
     ty = type(target)
     expected = _PLAIN_KINDS.get(ty)
     if ty is dict and not all(type(key) is str for key in target):

@@ -42,7 +42,6 @@ class Checkpoints:
 
     @classmethod
     def of(cls, location: Location, prefix: str, storage_options: StorageOptions = None) -> Self:
-        """Returns those at a path, which the working directory does not change."""
         return cls(Folder.of(location, prefix, storage_options))
 
     def step(self, step: Any) -> int:
@@ -67,7 +66,6 @@ class Checkpoints:
         return self.folder.path(self.folder.name(step))
 
     def steps(self) -> list[int]:
-        """Returns the steps of the checkpoints whose save has ended, in order."""
         return [step for step, entry in self.folder.numbered().items() if entry.is_complete]
 
     def complete(self, numbered: Mapping[int, CheckpointEntry], first: int = 0) -> list[int]:

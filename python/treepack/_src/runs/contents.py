@@ -182,7 +182,6 @@ class Contents:
 
     @property
     def files(self) -> list[tuple[str, int]]:
-        """The name and size of each file in a directory."""
         if not isinstance(self._reader, ShardedReader):
             return []
         return [(name, nbytes) for name, nbytes, _ in self._reader.manifest.files]

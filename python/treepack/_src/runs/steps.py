@@ -104,7 +104,6 @@ class Folder:
                     )
 
     def entry(self, name: str = "") -> CheckpointEntry:
-        """Returns the entry of a checkpoint, or of the directory; a missing one is a file."""
         inside = self.path(name).listed()
         return CheckpointEntry(self, Entry(name, inside is not None), inside)
 
@@ -115,7 +114,6 @@ class Folder:
         self.path(name).write_bytes(data, durable=True)
 
     def read(self, name: str) -> bytes | None:
-        """Reads a small file; `None` if it is missing."""
         try:
             return self.path(name).read_bytes()
         except FileNotFoundError:

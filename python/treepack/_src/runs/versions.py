@@ -129,7 +129,6 @@ class Versions:
         return checked("newer_than", newer_than, "pass the number of a version", least=-1)
 
     def head(self) -> Head:
-        """Reads the head; raises a CorruptionError or NewerVersionError."""
         path = self._path / HEAD
         data, stored = path.versioned()
         with naming(path):
@@ -154,7 +153,6 @@ class Versions:
     def _read(
         self, name: str, max_size: int | None, base: core.Content | None, anchor: Anchor | None
     ) -> core.Content:
-        """Reads an object: an anchor, or a patch of `base`."""
         path = self._path / name
         with naming(path):
             content = content_of(path, Opening(mmap=False, base=base, max_size=max_size))
@@ -268,7 +266,6 @@ def _version(fields: dict[str, Any]) -> Version:
 
 
 def _start(versions: Sequence[Version], held: Head | None) -> tuple[int, bool]:
-    """Returns the index of the version to start at, and whether to read its anchor."""
     starts: list[tuple[int, int, bool]] = []
     patches = 0
     for at, version in reversed([*enumerate(versions)]):

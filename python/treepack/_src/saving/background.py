@@ -73,7 +73,6 @@ class LoggedFuture(Future[T], metaclass=Completing):
         return self._unretrieved is not None and bool(self._unretrieved.alive)
 
     def attempt(self) -> None:
-        """Runs the work, unless another thread has begun it."""
         if not self._claim():
             return
         work = self._works.pop()

@@ -94,7 +94,6 @@ def copy_checkpoint(
 
 
 def _files_of(path: Address) -> Sequence[tuple[str, int, int]]:
-    """Returns the files of a checkpoint; none if it is a file, or is missing or damaged."""
     with contextlib.suppress(OSError, TreepackError):
         files: Sequence[tuple[str, int, int]] = core.Manifest.decode(
             (path / MANIFEST).read_bytes()

@@ -84,7 +84,6 @@ class Copy(NamedTuple):
 
     @classmethod
     def of(cls, tree: Tree, path: str = _paths.ROOT, progress: Progress = None) -> Copy:
-        """Returns the content at a path; of a file that is open for salvage, the intact leaves."""
         place = tree._at(path)
         with naming(place.reader.given):
             if place.reader.salvages and not place.value:
@@ -179,7 +178,6 @@ class Copy(NamedTuple):
         return encoding.plain(self.tree)
 
     def exported(self, format: Format) -> tuple[Leaves, Mapping[str, str] | None]:
-        """Returns the arrays for a format of another library, and the metadata as texts."""
         tree = self.tree
         if format.separators and self.name is not None and not isinstance(tree, (dict, list)):
             tree = {self.name: tree}
@@ -281,7 +279,6 @@ def _arrays(tree: Any) -> Leaves:
 
 
 def _salvaged(tree: Tree, place: Place, progress: Progress) -> Copy:
-    """Verifies a file that is open for salvage, and reads its intact leaves."""
     reader, catalog = place.reader, place.catalog
     if catalog.is_newer:
         raise NewerVersionError(str(catalog.damage))

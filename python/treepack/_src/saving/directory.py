@@ -62,7 +62,6 @@ class Names(frozenset[str]):
 
     @property
     def has_others(self) -> bool:
-        """Whether some belong neither to a sharded checkpoint nor to a save."""
         others = (name for name in self if name != MANIFEST and ".treepack-" not in name)
         return not Names(others).are_unfinished
 
@@ -233,7 +232,6 @@ class Directory(abc.ABC):
         return self.read(name)[0]
 
     def read(self, name: str) -> tuple[Written, core.Catalog]:
-        """Like `look`; returns the catalog as well."""
         with naming(self.file(name)):
             parts = Opened.of(self.file(name), regular=True)
             catalog = core.Catalog.open(parts.content, salvage=False)
@@ -246,7 +244,6 @@ class Directory(abc.ABC):
 
 
 def _files_of(manifest: bytes | None) -> set[str] | None:
-    """Returns the files of a checkpoint; `None` if they are unknown."""
     if manifest is None:
         return set()
     try:
@@ -428,7 +425,6 @@ class RemoteDirectory(Directory):
                 self._has_committed((version, _hash_of(now)))
 
     def _is_there(self, manifest: bytes) -> bool:
-        """Returns whether a manifest is the current one; false if it cannot be read."""
         with contextlib.suppress(Exception):
             return self._manifest()[0] == manifest
         return False

@@ -55,14 +55,12 @@ class Identity(NamedTuple):
     leaves: list[tuple[str, str]]
 
     def summary(self) -> dict[str, Any]:
-        """Returns the part that other processes compare, for JSON."""
         return {**self._asdict(), "leaves": []}
 
     def text(self) -> str:
         return json.dumps(self._asdict())
 
     def is_same(self, other: dict[str, Any]) -> bool:
-        """Compares it with the `summary` of another process."""
         mine = {**self.summary(), "paths": None}
         return mine == {**other, "paths": None} and _is_one_place(self.paths, other["paths"])
 

@@ -381,7 +381,6 @@ def _lock(file: int, *, wait: bool = False) -> bool | None:
 
 
 def _about(data: bytes) -> dict[str, Any]:
-    """Decodes a lease; empty if it is not written yet."""
     try:
         about = json.loads(data)
     except (ValueError, RecursionError):
@@ -398,7 +397,6 @@ def _holder(about: dict[str, Any]) -> str:
 
 
 def _has_ended(about: dict[str, Any]) -> bool:
-    """Returns whether the holder was on this machine, and has ended."""
     here = socket.gethostname(), _machine()
     seen, process = about.get("processes"), about.get("pid")
     if None in (*here, seen, _namespace()) or (about.get("host"), about.get("machine")) != here:

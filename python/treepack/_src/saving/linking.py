@@ -85,7 +85,6 @@ def name_of(dtype: Any) -> str:
 def parts_of(
     path: list[str], array: Any, shards: Iterable[tuple[int, list[str], Any]]
 ) -> list[Part]:
-    """Returns the shards of an array from their numbers, the ends of their keys, and their data."""
     text = _paths.text(path)
     source = weakref.ref(array) if _jax.is_array(array) else None
     parts = []
@@ -101,8 +100,6 @@ FileRow = tuple[str, int, int]
 
 
 class Stored(NamedTuple):
-    """A shard of a saved step."""
-
     kind: tuple[str, tuple[int, ...]]
     digest: bytes
     file: str
@@ -265,7 +262,6 @@ class Linking:
 
 
 def _read(path: Address, parts: Sequence[Part]) -> Step | None:
-    """Reads the records of the files that have these shards; `None` if they have no digests."""
     with contextlib.closing(ShardedReader(path)) as reader:
         about = ShardFile(reader.file(0).catalog).about
         if "full" not in about:

@@ -75,7 +75,6 @@ class _Sources:
                 self._held[path] = _held(self._leaves[path], snapshot=self._snapshot)
 
     def read(self, made: Made | str, path: str) -> Any:
-        """Returns the tensor at a path, or a leaf that is one."""
         if isinstance(made, str):
             leaf = self._leaves[made]
             return leaf._now() if isinstance(leaf, Deferred) else leaf
@@ -149,8 +148,6 @@ class _InMemory:
 
 
 class _OnDevices:
-    """An array on devices, of which parts are fetched."""
-
     def __init__(self, array: Any):
         self._shards = Transfer(array).shards
 

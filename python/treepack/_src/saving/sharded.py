@@ -80,7 +80,6 @@ class ShardedWrite:
             raise
 
     def _prepare(self, path: Address, tree: Any, saved: Saved, *, snapshot: bool) -> None:
-        """Plans the files of all processes, and encodes the shards of this one."""
         index, count = self.group.index, self.group.count
         whole = Encoding(align=1, index=True, hollow=True).tree(tree, saved.metadata, saved.static)
         arrays = whole.hollow
@@ -131,7 +130,6 @@ class ShardedWrite:
         digests: bool = False,
         **more: Any,
     ) -> core.Layout:
-        """Lays out a file with shards by their keys; `more` are further metadata."""
         tree: Any = {}
         for keys, data in shards:
             if keys:
@@ -222,7 +220,6 @@ class ShardedWrite:
         full: tuple[int, float] | None = None,
         progress: Progress = None,
     ) -> Written | None:
-        """Writes the file of this process and describes it; `None` if it has no shards."""
         if full is not None and self._linking is not None:
             return self._link_and_write(self._linking, directory, name, full, progress)
         layout, self._layout = self._layout, None
@@ -279,7 +276,6 @@ class ShardedWrite:
         return written._replace(others=others, places=places)
 
     def _errors_of(self, messages: Mapping[int, Message]) -> Iterator[str]:
-        """Yields the reasons that prevent the commit; for process 0."""
         for process, message in sorted(messages.items()):
             if message.error:
                 yield f"process {process}: {message.error}"

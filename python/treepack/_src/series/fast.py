@@ -37,8 +37,6 @@ _MOST = 2
 
 
 class Fast:
-    """The fast tier of a series."""
-
     def __init__(self, checkpoints: Checkpoints, durable: Checkpoints, keep: Keep | None):
         self.checkpoints = checkpoints
         self._durable, self._keep = durable, keep
@@ -202,7 +200,6 @@ class Fast:
         return self.checkpoints.intact()
 
     def _uncopied(self, there: Sequence[Summary]) -> list[Summary]:
-        """Returns the checkpoints that the durable directory lacks."""
         if not there:
             return []
         later = self._durable.intact(there[0].step)

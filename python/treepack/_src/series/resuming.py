@@ -157,7 +157,6 @@ class Resuming:
         return self._meeting.lead(functools.partial(self._search, attempt), self._end)
 
     def _end(self, loaded: Loaded | None) -> Any:
-        """Returns the end of the search, for the other processes."""
         return loaded is not None, [
             [step, str(error), isinstance(error, UnfinishedError)] for step, error in self.skipped
         ]

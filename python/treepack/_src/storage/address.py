@@ -137,7 +137,6 @@ class Address(str):
             raise FileNotFoundError(errno.ENOENT, "The path is empty", "")
 
     def like(self, text: str) -> Address:
-        """Returns another path, or another URL of the same store."""
         return Address(text) if self.url is None else _of_url(self.url._replace(text=text))
 
     # Names
@@ -199,7 +198,6 @@ class Address(str):
         return self.normal().absolute()
 
     def real(self) -> Address:
-        """Resolves links."""
         if self.url is None:
             return Address(os.path.realpath(self.absolute()))
         return self.like(self.rstrip("/"))
@@ -261,7 +259,6 @@ class Address(str):
         return [entry for entry in all_entries if hidden or not is_hidden(entry.name)]
 
     def listed(self) -> list[Entry] | None:
-        """Returns the entries of the directory; `None` if it is missing or may not be listed."""
         store, path = self.store()
         entries = store.listed(path)
         return entries and [entry for entry in entries if not is_hidden(entry.name)]
@@ -364,7 +361,6 @@ class Address(str):
         return bytes(response.data), response.version
 
     def write_bytes(self, data: bytes, before: Any = None, *, durable: bool) -> None:
-        """Writes a small file atomically; see `Store.put`."""
         store, path = self.store()
         store.put(path, data, before, durable=durable)
 
@@ -381,7 +377,6 @@ class Address(str):
         progress: Progress = None,
         check: Check | None = None,
     ) -> None:
-        """Writes an encoding atomically, and creates missing directories."""
         nbytes = layout.nbytes + (layout.nbytes >> 10) + 1024  # compression may add a little
         layouts = [layout]  # the traceback of an error must not keep the arrays alive
         del layout
@@ -514,7 +509,6 @@ def _warn_of_variables(path: str) -> None:
 
 @contextlib.contextmanager
 def _of_directory() -> Iterator[None]:
-    """Adds the remedy to errors in reading a directory that is a file."""
     try:
         yield
     except NotADirectoryError as error:

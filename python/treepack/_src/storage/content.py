@@ -287,7 +287,6 @@ class Opened(NamedTuple):
 
     @classmethod
     def raw(cls, source: Openable, mmap: bool = True, regular: bool = False) -> Opened:
-        """Like `of`, without decompression."""
         blocks = None
         if isinstance(source, Address) and source.url is not None:
             content, blocks = _remote.remote(source.url)
@@ -306,7 +305,6 @@ class Opened(NamedTuple):
     def base(
         cls, source: Openable, max_size: int | None = None, *, salvage: bool = False
     ) -> core.Content:
-        """Reads and decompresses a base: one file of treepack or flax, or its bytes."""
         with naming(source):
             if isinstance(source, Address) and source.is_special():
                 raise DecodeError("it is not a regular file")
@@ -333,7 +331,6 @@ class Opened(NamedTuple):
             return None
 
     def inflating(self, salvage: bool, max_size: int | None) -> Opened:
-        """Decompresses raw data if they are gzip, in parts where possible; see `of`."""
         content = self.content
         if salvage and (mended := content.mended(max_size=max_size)) is not None:
             return Opened(mended, _DAMAGED_HEADER, mended.nbytes, self.blocks, self.nbytes)

@@ -141,7 +141,6 @@ class Blocks(Locked):
         return self._fetch(start, min(start + length, start + _PART_BYTES))
 
     def _read_block(self, start: int, length: int, gap: int | None) -> Buffer:
-        """Fetches a block; after a jump, also the foreseen blocks."""
         kept, foreseen = self._blocks[1:], []
         if gap is not None and gap <= self._nearer:
             self._ahead = min(2 * self._ahead, self.MOST)

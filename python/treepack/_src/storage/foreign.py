@@ -38,7 +38,6 @@ _MOST_TRIED = 20
 
 
 def _contained(path: Address, manifest: str, look: Look) -> Address | None:
-    """Returns a checkpoint of treepack in a directory, as in a step of Orbax; `look` lists."""
     names = look(path)
     steps = _steps(names)
     for step in sorted(steps, reverse=True)[:_MOST_TRIED]:
@@ -53,7 +52,6 @@ def _contained(path: Address, manifest: str, look: Look) -> Address | None:
 
 
 def _below(path: Address, manifest: str, look: Look) -> Address | None:
-    """Returns a checkpoint in a directory or its subdirectories, or `None`."""
     inner = [path / name for name in look(path)[:_MOST_TRIED]]
     below = [place / name for place in inner for name in look(place)]
     places = [*inner, *below[:_MOST_TRIED]]

@@ -64,7 +64,6 @@ def _hint(source: Any) -> str:
 
 
 def _inside(source: Any) -> str:
-    """Returns a hint at a file that a path continues."""
     text = os.fsdecode(source)
     for end in (at for at, letter in enumerate(text) if letter in "/:#" and at):
         if os.path.isfile(text[:end]):  # noqa: PTH113
@@ -78,7 +77,6 @@ def _inside(source: Any) -> str:
 
 
 def _stem(name: str) -> str:
-    """Removes a suffix that says that treepack reads the file."""
     name = name.removesuffix(".gz")
     suffixes = formats.readable_suffixes()
     return next((name.removesuffix(end) for end in suffixes if name.endswith(end)), name)

@@ -353,7 +353,6 @@ class ObjectStore(RemoteStore):
 
     @contextlib.contextmanager
     def _translated(self, path: str) -> Iterator[None]:
-        """Converts errors of obstore to Python's errors with the URL."""
         failures = self._obstore.exceptions
         with hiding(f"{self._base}/{path}"):
             try:

@@ -11,7 +11,6 @@ from treepack._src.storage.urls import Url
 
 
 def remote_store(url: Url) -> tuple[RemoteStore, str]:
-    """Returns the store of a URL, and the path in the store."""
     return objects.opened(url) or filesystems.opened(url)
 
 

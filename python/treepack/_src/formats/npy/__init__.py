@@ -30,13 +30,11 @@ class NpyReader(Unchecked):
     bytes_after = 0  # the header is in memory
 
     def __init__(self, source: Openable, opened: Opened, **options: Any):
-        """`opened` is the content of `source`; `options` reopen it."""
         laid = core.Content.laid(layout_of(_tree_in(opened), None), [])
         super().__init__(source, opened._replace(content=laid, blocks=None), **options)
 
 
 def _tree_in(opened: Opened) -> Any:
-    """Returns the array in a file, or the list of its strings."""
     content = opened.content
     try:
         header = _arrays.read_header(opened.file(), content.nbytes)

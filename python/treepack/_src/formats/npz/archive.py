@@ -225,7 +225,6 @@ def _check_header(content: core.Content, member: zipfile.ZipInfo) -> None:
 def _array(
     content: core.Content, archive: zipfile.ZipFile, member: zipfile.ZipInfo, strings: Strings
 ) -> Any:
-    """Returns an array of an archive, or a list of strings."""
     with archive.open(member) as file:
         header = read_header(file, member.file_size)
     read = functools.partial(_read, archive, member)

@@ -59,7 +59,6 @@ class NpzReader(Reader):
     bytes_after = 0  # the headers around arrays are in memory
 
     def __init__(self, source: Openable, opened: Opened, **options: Any):
-        """`opened` is the content of `source`; `options` reopen it."""
         arrays, opened = _read(opened, options["max_size"], salvage=options.get("salvage", False))
         has_paths = any("/" in name for name in arrays) and not any("." in name for name in arrays)
         self.separator = "/" if has_paths else SEPARATOR
@@ -73,7 +72,6 @@ class NpzReader(Reader):
         super().__init__(source, opened._replace(content=laid, blocks=None), **options)
 
     def close(self) -> None:
-        """Closes the file. Arrays that view it stay valid."""
         super().close()
         self._arrays = {}
 
@@ -82,7 +80,6 @@ class NpzReader(Reader):
         return []
 
     def unknown(self, value: int) -> list[int]:
-        """Returns the leaves below a value whose shape and dtype cannot be read."""
         catalog = self.catalog
         paths = ((leaf, catalog.path_of(leaf, 0)) for leaf in catalog.leaf_values(value))
         return [leaf for leaf, path in paths if isinstance(self._arrays.get(path), Refused)]
@@ -92,7 +89,6 @@ class NpzReader(Reader):
         return True
 
     def verify(self, *, threads: int | None, progress: Tell | None) -> Verified:
-        """Compares the arrays with their CRCs."""
         statuses: dict[int, Status] = {}
         done, total = 0, sum(array.nbytes for array in self._arrays.values())
         for value in self.catalog.leaf_values(0):

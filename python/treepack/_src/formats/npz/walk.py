@@ -93,7 +93,6 @@ def walked(content: core.Content) -> Walked | None:
 
 
 def _read(content: core.Content, start: int, count: int) -> bytes:
-    """Reads a range, which the end of the content may cut."""
     stop = min(start + count, content.nbytes)
     return content.read_range(start, stop) if start < stop else b""
 

@@ -35,7 +35,6 @@ class Orbax(Format):
         return None if item is None else functools.partial(reader, item)
 
     def describe(self, path: Address, look: Look) -> str | None:
-        """Describes a directory that is not read, such as a remote one."""
         if items_in(path, look) is None:
             return None
         return (

@@ -219,7 +219,6 @@ def open_arrays(item: Item, leaves: Sequence[Leaf]) -> list[Any]:
 
 
 def _kvstore(item: Item, leaf: Leaf, is_database: bool) -> dict[str, Any]:
-    """Returns the place of an array as TensorStore takes it."""
     if is_database:
         base = {"driver": "file", "path": f"{item.path}/"}
         return {
@@ -249,7 +248,6 @@ def read(store: Any) -> Any:
 
 
 def result(started: Any, path: str) -> Any:
-    """Waits for TensorStore; its error is a CorruptionError."""
     try:
         return started.result()
     except ValueError as error:
@@ -258,7 +256,6 @@ def result(started: Any, path: str) -> Any:
 
 
 def _json(path: Address, name: str) -> Any:
-    """Reads a file of JSON in a directory."""
     try:
         data = (path / name).read_bytes()
         with _parsing(name):

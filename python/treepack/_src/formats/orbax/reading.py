@@ -33,8 +33,6 @@ from treepack.errors import CorruptionError, DecodeError, TreepackError
 
 
 class OrbaxReader(Unchecked):
-    """An item of Orbax in a local directory."""
-
     format = "Orbax"
     is_one_file = has_types = False
 
@@ -63,7 +61,6 @@ class OrbaxReader(Unchecked):
         super().__init__(source, Opened(content, nbytes=sum(sizes)), max_size=max_size, **options)
 
     def array(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> LazyArray:
-        """Returns a `LazyArray` of an array, or of the data of a PRNG key."""
         stored = self._arrays.get(tuple(parts))
         if stored is None:  # among the metadata
             return super().array(value, parts, kind)
@@ -210,7 +207,6 @@ def _aggregated(item: _orbax.Item) -> Any:
 
 
 def _at(state: Any, leaf: _orbax.Leaf) -> Any:
-    """Returns the value of a leaf in the file of older versions."""
     try:
         for part, is_index in zip(leaf.parts, leaf.are_indices, strict=True):
             state = state[int(part) if is_index and not isinstance(state, dict) else part]
@@ -225,8 +221,6 @@ def _at(state: Any, leaf: _orbax.Leaf) -> Any:
 
 
 class Stored(Held):
-    """An array of TensorStore."""
-
     def __init__(self, leaf: _orbax.Leaf, store: Any):
         self.leaf, self.store = leaf, store
         super().__init__(tuple(store.shape), np.dtype(store.dtype.numpy_dtype))
@@ -241,8 +235,6 @@ class Stored(Held):
 
 
 class _Array(BoxedArray):
-    """An array of an item, whose boxes TensorStore reads."""
-
     def __init__(
         self, reader: Reader, value: int, parts: list[str], kind: tuple[Any, ...], stored: Stored
     ):

@@ -99,13 +99,11 @@ class RepositoryReader(Unchecked, ShardedReader):
     has_types = False
 
     def __init__(self, source: Openable, *, salvage: bool = False, **options: Any):
-        """With `salvage`, reads the files that are intact."""
         self._lost: list[DamagedFileError] | None = [] if salvage else None
         super().__init__(source, salvage=salvage, **options)
         self._damage = "; ".join(error.reason for error in self._lost or ()) or None
 
     def _lose(self, error: DamagedFileError) -> None:
-        """Notes damage of a file for a salvage; others raise it."""
         if self._lost is None:
             raise error
         self._lost.append(error)
@@ -121,7 +119,6 @@ class RepositoryReader(Unchecked, ShardedReader):
         return self._path / name if name else self._path
 
     def _read_manifest(self, source: Openable) -> tuple[bytes, core.Manifest]:
-        """Makes the manifest of the headers of the files, and lays out their arrays."""
         name = None
         if has_suffix(source, (INDEX_SUFFIX,)):
             name = os.path.basename(self._path)  # noqa: PTH119
@@ -201,7 +198,6 @@ class RepositoryReader(Unchecked, ShardedReader):
         )
 
     def close(self) -> None:
-        """Closes the files. Arrays that view them stay valid."""
         super().close()
         self._opened = {}
 
@@ -227,7 +223,6 @@ class RepositoryReader(Unchecked, ShardedReader):
         return opened
 
     def _open(self, name: str) -> tuple[Opened, core.Tensors] | DamagedFileError:
-        """Opens a file of a directory, or the file itself; returns the damage of the former."""
         place = self._place(name)
         with naming(place):
             try:

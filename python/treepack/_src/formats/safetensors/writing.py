@@ -59,7 +59,6 @@ _PLAIN = (bool, int, float, complex, str, bytes)
 
 
 def leaves_to_save(tree: Any, static: Static) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yields the paths and arrays of a tree."""
     for parts, leaf in leaves_of(tree, ()):
         if not parts:
             raise TreepackError(
@@ -229,7 +228,6 @@ class Save:
                 raise
 
     def _lead_file(self, tell: Tell | None) -> None:
-        """Writes one file, in process 0 if there are several."""
         if self._exchange.count > 1:
             with leased_room(self._path) as permit, self._exchange.opened(tell, self._nbytes):
                 self._exchange.agree(self._plan, ["", []])
@@ -270,7 +268,6 @@ class Save:
             remove_shards(path)  # of a save of several processes, if killed
 
     def _follow(self, tell: Tell | None) -> None:
-        """Writes the files of another process than 0."""
         with self._exchange.opened(tell, self._nbytes):
             save, names = self._exchange.agree(self._plan)
             permit = Permit(self._path, save) if save and self._path.is_local else Permit()
