@@ -27,11 +27,7 @@ _NAME = re.compile(
 
 
 def describe(dtype: np.dtype) -> tuple[str | None, bool]:
-    """Returns the name of a dtype in files.
-
-    `None` if arrays of this dtype cannot be stored; and whether its elements have the byte order of
-    files.
-    """
+    """Returns the name of a dtype in files, or `None`, and whether its byte order is theirs."""
     if dtype.kind in _NOT_NUMBERS:
         return None, False
     if dtype.metadata is not None and _PACKED in dtype.metadata:
@@ -43,10 +39,7 @@ def describe(dtype: np.dtype) -> tuple[str | None, bool]:
 
 
 def described(dtype: np.dtype | bytes) -> tuple[np.dtype, str, bool] | None:
-    """Returns a dtype, or the dtype with a name, with the results of `describe`.
-
-    `None` if files cannot hold it.
-    """
+    """Returns a dtype, or that with a name, with the results of `describe`, or `None`."""
     known = resolve(dtype) if isinstance(dtype, bytes) else dtype
     name, native = (None, False) if known is None else describe(known)
     return None if known is None or name is None else (known, name, native)
@@ -63,16 +56,13 @@ _PACKED_NAME = re.compile(r"[A-Z]{1,10}\d{0,9}(?:_E\dM\d(?:FN)?(?:UZ)?)?_packed"
 def packed(name: str) -> np.dtype:
     """Returns a dtype of bytes for arrays of safetensors and npz that no array of a tree can hold.
 
-    Their elements have 4 or 6 bits, or are structures, or they have more dimensions than NumPy's.
+    Elements have 4 or 6 bits, or are structures, or there are more dimensions than NumPy's.
     """
     return np.dtype((np.void, 1), metadata={_PACKED: name})
 
 
 def elements_in(name: str, size: int) -> int:
-    """Returns the number of elements in an array of `size`, by the name of its dtype.
-
-    It differs for bytes of `packed`: those of a file have none.
-    """
+    """Returns the elements that bytes of `packed`, or an array of `size`, hold."""
     if not _PACKED_NAME.fullmatch(name):
         return size
     if (bits := _BITS.match(name)) is not None:
@@ -112,10 +102,9 @@ def cast(
     overflow: bool = False,
     remedy: str = OVERFLOW_REMEDY,
 ) -> None:
-    """Casts floats or integers, which may be a part of an array, into an array of the same kind.
+    """Casts floats or integers into an array of the same kind, or a part of one.
 
-    With `overflow`, floats that are too large become infinite or NaN, as in JAX. Otherwise a number
-    that does not fit is a TreepackError with the path, and for floats the remedy.
+    A number that does not fit is a TreepackError; with `overflow`, floats become infinite or NaN.
     """
     are_floats = is_float(source.dtype)
     with np.errstate(over="ignore"):
@@ -191,9 +180,9 @@ def unsupported(name: str) -> str:
 def resolve(name: bytes) -> np.dtype | None:
     """Returns the dtype with a name or alias (`float32`, `<f4`), or `None`.
 
-    Only dtypes that can be stored have names: not objects, strings or structures. The syntax of a
-    name is checked before NumPy parses it: NumPy accepts a small language for dtypes, parts of
-    which are slow, and one of which (`M8[s/0]`) crashes the program.
+    Objects, strings and structures cannot be stored. The syntax is checked first: NumPy accepts a
+    small language for dtypes, parts of which are slow, and one of which (`M8[s/0]`) crashes the
+    program.
     """
     text = name.decode("ascii", errors="replace")
     if _PACKED_NAME.fullmatch(text):

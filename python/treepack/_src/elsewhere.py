@@ -20,10 +20,7 @@ def by_name(rows: Mapping[str, str]) -> dict[str, str]:
 
 
 class _Option(NamedTuple):
-    """A hint at an option of treepack, for options of other libraries.
-
-    `needed` is the option that a function must have for the hint to be true.
-    """
+    """A hint at options of other libraries, true of functions with the option `needed`."""
 
     names: str
     needed: str
@@ -166,10 +163,7 @@ def advised(verb: V) -> V:
 
 
 def advise(verb: Callable[..., Any], error: TypeError, options: Iterable[str]) -> None:
-    """Raises an error that says how to call a function, if the call did not fit its signature.
-
-    `error` is the one of the call, as the calling function has caught it.
-    """
+    """Raises an error that says how to call a function, if the call did not fit its signature."""
     trace = error.__traceback__
     if trace is None or trace.tb_next is not None:
         return

@@ -10,7 +10,7 @@ import weakref
 class Locked:
     """An object with a `lock` that is free in a forked process and in a signal handler.
 
-    So the data that it guards must be valid after each step.
+    So the guarded data must be valid after each step.
     """
 
     lock: threading.RLock

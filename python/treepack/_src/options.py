@@ -259,8 +259,8 @@ class _Options:
     def of(cls, options: Mapping[str, Any]) -> Self:
         """Makes an instance from the options of a verb that are its fields.
 
-        Its class has the others, as defaults: to set and check these would take most of the time of
-        small messages.
+        Its class has the others, as defaults: setting these would take most of the time of small
+        messages.
         """
         instance = cls.__new__(cls)
         if options:
@@ -279,7 +279,7 @@ V = TypeVar("V", bound=Callable[..., Any])
 def check_in_time(is_late: Callable[[], bool] = sys.is_finalizing) -> None:
     """Raises a RuntimeError if Python is ending, so that nothing can be written.
 
-    Modules may have lost their names by then, so that `is_late` is held by the function.
+    Modules may have lost their names by then, so the function holds `is_late`.
     """
     if is_late():
         raise RuntimeError(
@@ -291,12 +291,9 @@ def check_in_time(is_late: Callable[[], bool] = sys.is_finalizing) -> None:
 def takes(types: Any = None, *, early: bool | None = False, **defaults: Any) -> Callable[[V], V]:
     """Gives a verb a signature, each option for `**options` and no `*_more`, and checks names.
 
-    Args:
-      types: The `TypedDict` of the options. They have the defaults of the dataclasses below, or
-        else `None`.
-      early: Whether values are checked as well: by a verb that may find nothing to read, or that
-        only keeps them.
-      defaults: Other defaults.
+    `types` is the `TypedDict` of the options, whose defaults are those of the dataclasses below, or
+    `defaults`. With `early`, values are checked as well: by a verb that may find nothing to read,
+    or that only keeps them.
     """
     types = getattr(types, "__annotations__", {})
     kinds: Any = WRITING if "durable" in types else READING
@@ -383,8 +380,8 @@ class Saved(_Options):
     """The content of a save, and the processes that take part; see `save`.
 
     Attributes:
-      own: Returns metadata that a process keeps in its file of a sharded checkpoint, which then has
-        a file of each process. They are not compared between processes.
+      own: Returns metadata of each process, in its file of a sharded checkpoint, which then has a
+        file of each; not compared between processes.
       linking: Links files with unchanged shards of a sharded checkpoint; `None` writes all.
     """
 
@@ -427,8 +424,7 @@ class Export(_Options):
 class Opening(_Options):
     """How a file is opened; see `load`.
 
-    Attributes:
-      unchanged: Set by reading: the paths of the arrays that a patch leaves as in the base.
+    Reading sets `unchanged` to the paths of the arrays that a patch leaves as in the base.
     """
 
     mmap: bool = True
@@ -444,9 +440,8 @@ class Opening(_Options):
 class Reading(_Options):
     """How trees are read; see `load`.
 
-    Attributes:
-      is_drop_in: Whether a function of the drop-in reads. Then mismatches begin with flax's
-        message, and arrays stay arrays where a template has a NumPy scalar.
+    If `is_drop_in`, mismatches begin with flax's message, and arrays stay arrays where a template
+    has a NumPy scalar.
     """
 
     is_drop_in: ClassVar[bool] = False
@@ -686,12 +681,7 @@ def tell_from(tell: Tell, before: int, total: int) -> Tell:
 
 
 def progress_bar(progress: Progress, title: str) -> AbstractContextManager[Tell | None]:
-    """Returns a context with the callable that reports progress; its end closes the bar, if any.
-
-    Raises:
-      ImportError: If `progress` is `True` and tqdm is not installed.
-      TypeError: If `progress` is neither a callable nor a bool.
-    """
+    """Returns a context with the callable that reports progress; its end closes the bar, if any."""
     if progress is True:
         return _bar(title)
     if callable(progress):

@@ -25,7 +25,7 @@ class Trail:
     """A path that is formatted only when it is shown.
 
     Trails share their parents: below a long key, the texts of all paths may be much longer than all
-    keys of the tree. `above` is the trail of the parent, `None` at the root.
+    keys of the tree.
     """
 
     __slots__ = ("_hash", "above", "part")
@@ -139,11 +139,8 @@ def literal(
 ) -> tuple[list[tuple[N, list[str]]], dict[str, list[str]]]:
     """Looks up a path without escapes; keys of haiku contain slashes.
 
-    `children` returns the names and places in a container.
-
-    Returns:
-      The matching places with the parts of their paths; and, by path, the parts of places on the
-      way whose keys contain slashes.
+    Returns the matching places with the parts of their paths; and, by path, the parts of places on
+    the way whose keys contain slashes.
     """
     matches: list[tuple[N, list[str]]] = []
     near: dict[str, list[str]] = {}
@@ -171,8 +168,7 @@ _MOST_LENGTH = 300
 def meant(typo: str, paths: Iterable[str]) -> str | None:
     """Returns the path that a missing one means: its end, or with other separators or case.
 
-    `paths` has the paths of leaves; containers above them count as well. `None` if none or several
-    match.
+    Containers above `paths` count as well. `None` if none or several match.
     """
     wanted = _folded(typo)
     depths: dict[str, int] = {}
@@ -193,10 +189,7 @@ def closest(name: str, names: Iterable[str]) -> list[str]:
 
 
 def similar(typo: str, paths: Iterable[str]) -> str:
-    """Returns a hint about a path similar to one without escapes, or about the paths that exist.
-
-    The path may be of a container, if it has as many parts.
-    """
+    """Returns a hint about a similar path of a leaf or container, or about the paths that exist."""
     texts = {"/".join(parts(path)): path for path in itertools.islice(paths, _MOST_NAMES)}
     match = meant(typo, texts.values())
     count = typo.count("/") + 1
@@ -231,10 +224,7 @@ def has(ordered: Sequence[str], path: str) -> bool:
 
 
 def put(tree: dict[str, Any], parts: Sequence[str], leaf: Any) -> None:
-    """Puts a leaf into nested dicts.
-
-    Raises a TreepackError if its parent is a leaf, or its path is taken.
-    """
+    """Puts a leaf into nested dicts; a TreepackError if a leaf is in its way."""
     place: Any = tree
     for part in parts[:-1]:
         place = place.setdefault(part, {})
@@ -254,10 +244,7 @@ def put(tree: dict[str, Any], parts: Sequence[str], leaf: Any) -> None:
 def at_or_above(
     tree: Mapping[tuple[str, ...], T], path: str | Trail, entries: str | None
 ) -> T | None:
-    """Returns the entry for a path, or for its nearest ancestor.
-
-    If it is missing, raises a ValueError with the name of the `entries`, or returns `None`.
-    """
+    """Returns the entry for a path, or for its nearest ancestor; an error names the `entries`."""
     names = tuple(parts(path))
     for count in range(len(names), -1, -1):
         if names[:count] in tree:

@@ -30,7 +30,7 @@ def printable(text: str) -> str:
 class Completing(type):
     """The type of classes whose prompts and `help` show only some of the public names.
 
-    A prompt completes the names of `dir(value)` and of `dir(type(value))`.
+    A prompt completes `dir(value)` and `dir(type(value))`.
     """
 
     _shown: Collection[str]

@@ -68,10 +68,7 @@ class Turns:
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[bool]:
-        """Waits for the turns of other threads, and takes one.
-
-        Yields false in a signal handler that has interrupted another turn.
-        """
+        """Waits for a turn; yields false in a signal handler that has interrupted another turn."""
         mine = _Turn()
         try:
             while (other := self._now.setdefault("now", mine)) is not mine:
@@ -96,11 +93,7 @@ class _Turn(Milestone):
 
 
 class Task(Generic[T]):
-    """Work that is done once: by a worker, or by the first thread that needs the result.
-
-    Attributes:
-      is_forgotten: Whether its result is dropped.
-    """
+    """Work that is done once: by a worker, or by the first thread that needs the result."""
 
     _result: T
 
@@ -116,8 +109,8 @@ class Task(Generic[T]):
     def is_suspended(self) -> bool:
         """Whether it cannot end before this call.
 
-        A thread of this process's parent has begun it, or the call that a signal handler has
-        interrupted, in this thread.
+        A thread of this process's parent has begun it, or this thread, interrupted by a signal
+        handler.
         """
         claim = self._claims.get("first")
         if claim is None or self._is_done:
@@ -237,12 +230,7 @@ class Thread:
     """A daemon thread that has begun its work once it is constructed."""
 
     def __init__(self, work: Callable[[], object]):
-        """Starts the thread.
-
-        Raises:
-          RuntimeError: If the system has no thread left.
-          MemoryError: If the thread ends before it begins the work.
-        """
+        """Raises a MemoryError if the thread ends before the work begins."""
         if sys.is_finalizing():  # it would never run, nor drop the ticket
             raise RuntimeError("a thread cannot start while Python ends")
         if getattr(sys.flags, "thread_inherit_context", False):  # as `threading.Thread` does

@@ -111,7 +111,7 @@ class Ordered:
         """Returns the names of the complete checkpoints that differ from a name in numbers alone.
 
         Others may belong to another series, such as `checkpoint_ema_1` beside `checkpoint_1`. Of
-        names with equal numbers, `name` is the last. `earlier` includes the names before it.
+        names with equal numbers, `name` is the last.
         """
         key = self._key(name)
         keys = [(self._key(entry.name), entry) for entry in self.checkpoints]

@@ -25,12 +25,9 @@ def is_checkpoint(directory: CheckpointEntry) -> bool:
 
 @dataclasses.dataclass
 class Restoring:
-    """Restores checkpoints into a template.
+    """Restores checkpoints into a template; `transforms` are of the checkpointer of Orbax.
 
-    Attributes:
-      options: The options of `load`.
-      allow_partial: Whether arrays that flax saved in TensorStore become placeholders.
-      transforms: The transformations of the checkpointer of Orbax.
+    With `allow_partial`, arrays that flax saved in TensorStore become placeholders.
     """
 
     target: Any

@@ -51,8 +51,7 @@ def open_anything(
 ) -> File:
     """Opens a file of any format; `progress` is for files that are read whole.
 
-    `separator` stands between the keys in names of arrays, if it is not the usual one. `base` is
-    the base of a patch, if it is not beside it.
+    `separator` is that of keys in names of arrays, `base` that of a patch, unless usual.
     """
     file = _opened(source, separator, max_size, base, progress)
     if mapping is None:

@@ -152,10 +152,7 @@ def _laid(tree: Any) -> File:
 
 
 def digest_of(tree: Tree, threads: int | None, *, is_stored: bool = False) -> Digest:
-    """Computes the digest of an open file or a part of it.
-
-    With `is_stored`, digests that its files store are not computed again.
-    """
+    """Computes the digest of an open file or a part of it; with `is_stored`, reads stored ones."""
     with naming(tree._at().reader.given):
         heads: dict[str, tuple[bytes, int]] = {}
         digests: dict[str, bytes] = {}

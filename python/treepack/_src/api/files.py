@@ -349,10 +349,7 @@ def _copy(
 
 
 def _name_beside(base: Any, place: Address) -> str:
-    """Returns the name of a base that is a file in the directory of a place, or an empty string.
-
-    Raises a ValueError if the place is the file of the base, which would be lost.
-    """
+    """Returns the name of a base in the directory of a place, which must not be its file."""
     if base is None:
         return ""
     file = base

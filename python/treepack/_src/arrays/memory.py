@@ -8,10 +8,7 @@ import treepack._core as core
 
 
 def memory_of(array: np.ndarray) -> tuple[np.ndarray, int, tuple[int, ...]]:
-    """Returns the memory of an array in C order, or of a part of one, as bytes.
-
-    Also returns the offset of the first element, and the strides.
-    """
+    """Returns memory in C order as bytes, the offset of the first element, and the strides."""
     whole = _whole(array)
     at = _address(array) - _address(whole)
     return whole.reshape(-1).view(np.uint8), at, array.strides
@@ -26,10 +23,7 @@ def has_rows(array: np.ndarray) -> bool:
 
 
 def copy(source: np.ndarray, target: np.ndarray, *, threads: int | None = None) -> None:
-    """Copies an array to one of the same shape and dtype, such as a transposed view of memory.
-
-    `target` has C order, or is a view of a part of such an array with its axes in any order.
-    """
+    """Copies to an array of the same dtype in C order, or a view of one, with axes in any order."""
     if target.size == 0:
         return
     memory, at, strides = memory_of(target)

@@ -32,10 +32,7 @@ _PLACE = re.compile(r"\[(\d+:\d+(?:,\d+:\d+)*)?\]")
 
 
 class _Shard(NamedTuple):
-    """A shard: the number of its file, its value there, and the array's indices that it has.
-
-    `place` is `None` for an array of the host, which is one shard.
-    """
+    """A shard by file, value and range of each axis; `place` is `None` for an array of the host."""
 
     file: int
     value: int
@@ -103,10 +100,7 @@ class ShardsReader(ShardedReader):
     has_types = False
 
     def __init__(self, source: Openable, *, lost: str, **options: Any):
-        """`lost` is the reason why the manifest is missing, for errors.
-
-        Raises a CorruptionError if there are no shards.
-        """
+        """`lost` is the reason why the manifest is missing, for errors."""
         self._lost = [f"{lost}; with the manifest, types and leaves other than arrays are lost"]
         super().__init__(source, lost=lost, **options)
         self._damage = "; ".join(self._lost)
@@ -223,10 +217,7 @@ class ShardsReader(ShardedReader):
 
 
 def _newest(shards: list[_Shard], ages: list[int]) -> list[_Shard]:
-    """Returns the shards of an array without those that a later save of a run replaced.
-
-    `ages` has the number of the save of each file.
-    """
+    """Drops shards that a later save of a run replaced; `ages` are the saves of the files."""
     last = max(ages[shard.file] for shard in shards)
     latest = next(shard for shard in shards if ages[shard.file] == last)
     newest: dict[Any, int] = defaultdict(int)

@@ -51,8 +51,7 @@ def blocks(
 class BoxedArray(LazyArray):
     """An array whose elements `_read` returns, always as copies.
 
-    Attributes:
-      outer: The axis along which parts of it are contiguous in files.
+    Along the axis `outer`, parts of it are contiguous in files.
     """
 
     outer = 0

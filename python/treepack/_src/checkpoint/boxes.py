@@ -42,12 +42,7 @@ DAMAGE = (DecodeError, GzipError, GzipTruncatedError)
 
 
 class Files(Reader, abc.ABC):
-    """Reads a checkpoint whose files have numbers.
-
-    Attributes:
-      manifest: Lists the files, and the file of each shard.
-      catalogs: The catalogs of the files that are open.
-    """
+    """Reads a checkpoint whose files have numbers; `catalogs` are those of open files."""
 
     manifest: core.Manifest
     catalogs: list[core.Catalog | None]
@@ -69,14 +64,7 @@ class Files(Reader, abc.ABC):
 
 
 class Box:
-    """A box of an array, to be read later.
-
-    Attributes:
-      array: The array.
-      shards: Its position in the shards.
-      is_in_place: Whether it is used in place, as a view of its file.
-      memory: The memory for its elements; `None` allocates it.
-    """
+    """A box of an array, to be read later: in place, as a view of its file, or to `memory`."""
 
     def __init__(self, array: ShardedArray, box: Sequence[range], *, in_place: bool):
         """With `in_place`, it is a view of its file if one shard contains it."""
@@ -91,10 +79,7 @@ class Box:
         self.is_in_place = in_place and self._is_view
 
     def find(self) -> Box:
-        """Opens the files that it needs, finds its shards, and returns itself.
-
-        Raises a CorruptionError if a file or a shard is missing.
-        """
+        """Opens the files that it needs, finds its shards, and returns itself."""
         if not self._is_found:
             files = self.array.reader
             files.need_files(number for number, _ in self.shards.files)
@@ -200,8 +185,8 @@ def find(boxes: Iterable[Box]) -> None:
 def expect(boxes: Iterable[Box]) -> None:
     """Prepares files for the boxes that will be read, so that little else is read from disk.
 
-    The system reads ahead in files that are needed nearly whole. In other files it would read
-    unneeded bytes: there, boxes that are used in place are prefetched during the load.
+    The system reads ahead in files that are needed nearly whole. In others, boxes that are used in
+    place are prefetched during the load.
     """
     boxes = [*boxes]
     in_place: dict[tuple[Any, int], list[tuple[int, Bounds]]] = defaultdict(list)

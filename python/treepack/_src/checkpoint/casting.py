@@ -37,16 +37,14 @@ class Item:
     """A leaf that is cast and placed on devices.
 
     Attributes:
-      path: Its path.
       target: The leaf of the template; `None` without a template.
       leaf: The leaf: initially as found, finally as returned.
       weak: Without a template, whether its dtype was weak; `None` if it was not a JAX array.
       place: The device or sharding for it; initially the recorded sharding.
       replicas: The devices that hold each shard, if one process reads it for the others.
-      sources: The devices of this process that receive the shards it reads for others, and the
-        indices of these shards.
-      boxes: For an array in several files, the boxes that devices of this process need, by
-        `index_key`.
+      sources: The devices of this process that receive shards it reads for others, with their
+        indices.
+      boxes: For an array in several files, the boxes that devices of this process need.
     """
 
     path: Trail
@@ -111,8 +109,7 @@ def cast_items(items: Iterable[Item], threads: int | None, *, overflow: bool) ->
 def cast_floats(state: Any, reading: Reading, note: Callable[[Trail], None]) -> Any:
     """Casts all float arrays in a state, in place; a no-op without `dtype=`.
 
-    Each source array is dropped as soon as it is cast, so that few arrays exist twice. `note` takes
-    the path of each.
+    Drops each source array once it is cast, so that few arrays exist twice.
     """
     dtype = reading.dtype
     if dtype is None:
@@ -151,9 +148,9 @@ def cast_floats(state: Any, reading: Reading, note: Callable[[Trail], None]) -> 
 
 
 def _cast(source: Any, dtype: np.dtype[Any], work: _Casts, path: Trail) -> Any:
-    """Returns an array, and adds the work that fills it with the cast elements of another.
+    """Returns an array, and adds the work that fills it with cast elements.
 
-    Arrays that are read in boxes are cast when they are read: each device reads its part.
+    Arrays that are read in boxes are cast then: each device reads its part.
     """
     if isinstance(source, BoxedArray):
         return source.cast(dtype, overflow=work.overflow)

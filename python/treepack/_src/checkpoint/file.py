@@ -116,8 +116,7 @@ class Tree(Hinting, Mapping[str, Any]):
     def _literally(self, path: Any) -> tuple[list[tuple[int, list[str]]], dict[str, list[str]]]:
         """Looks up a path without escapes, or a name of the file's format.
 
-        Returns:
-          The values that match, with the parts of their paths; and similar paths.
+        Returns the values with the parts of their paths; and similar paths.
         """
         if not isinstance(path, str):
             return [], {}
@@ -266,10 +265,7 @@ class Tree(Hinting, Mapping[str, Any]):
         return place.below(value, _paths.parts(place.catalog.path_of(value, place.value)))
 
     def _in_layout(self, mapping: Any, template: Mapping[str, Leaf] | None = None) -> File:
-        """Returns the file in the layout of a `Mapping`, or its rules.
-
-        `template` has the leaves of a tree of that layout, for the sizes of axes.
-        """
+        """Returns the file in the layout of a `Mapping`; `template` is for the sizes of axes."""
         reader = MappedReader(self._place, RuleSet.of(mapping), template)
         # A leaf that only the template has is a difference, not a fault of the mapping.
         if faults := [fault for fault in reader.plan.faults if not fault.is_missing]:

@@ -79,10 +79,7 @@ def levels(
 
 
 def nbytes_of(kind: tuple[Any, ...], encoded: int) -> int:
-    """Returns the size of a leaf in bytes; for an array, of its elements without headers.
-
-    `kind` is of `Catalog.leaf`; `encoded` is the encoded size.
-    """
+    """Returns the encoded size of a leaf; for an array, of its elements without headers."""
     if kind[0] not in ("array", "prng_key", "scalar"):
         return encoded
     name, shape = (kind[1], ()) if kind[0] == "scalar" else dtype_and_shape(kind)

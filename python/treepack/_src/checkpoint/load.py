@@ -63,10 +63,7 @@ def load_file(
     opening: Opening,
     compare: Callable[[Reader], None] | None = None,
 ) -> Any:
-    """Loads a file, a directory or data; again from the start if it is replaced.
-
-    `compare` raises an error for a file of other values.
-    """
+    """Loads a file, a directory or data; again from the start if it is replaced."""
     warn_of_part(path)
     is_directory = False
 
@@ -195,11 +192,7 @@ def load_part(
 def _fitting(
     reader: MappedReader, target: Any, selector: Selector, selection: Selection
 ) -> Selector:
-    """Returns the selection without leaves that a mapping leaves out.
-
-    Raises a TreepackError if the mapping cannot make selected leaves, or, with `missing="target"`,
-    makes none of the target.
-    """
+    """Drops leaves that a mapping leaves out; raises if it cannot make selected ones."""
     plan = reader.plan
     lacks = selection.missing == "error"
     unfit = reader.unfit() if selection.mismatched == "target" else ()
@@ -231,7 +224,7 @@ def _load_nested(
 ) -> dict[str, Any]:
     """Loads a flat target as nested dicts with the keys of the file, without a rule for each leaf.
 
-    Raises a TreepackError if the file has other dicts, an option has paths, or the load fails.
+    Raises a TreepackError if this does not work.
     """
     given = (selection.select, selection.exclude, reading.sharding)
     if selection.return_report or any(option is not None for option in given):
@@ -246,10 +239,7 @@ def _load_nested(
 
 
 def _nested(place: Place, target: dict[str, Any], separator: str) -> dict[str, Any]:
-    """Returns a flat target as nested dicts with the keys of the file.
-
-    Raises a TreepackError if the file has others, since a name begins another.
-    """
+    """Returns a flat target as nested dicts; raises if the file has others, of names in names."""
     names = {
         separator.join(_paths.parts(path)): path for path, _ in place.catalog.leaves(place.value)
     }
@@ -310,7 +300,6 @@ class _Choice(NamedTuple):
     """The leaves to load.
 
     Attributes:
-      selector: The compiled `select=`.
       marks: The leaves and empty containers to load; `None` for all.
       corrupt: The paths of damaged leaves that are left out.
       unverified: The paths of leaves of a damaged file that have no checksums.
@@ -356,10 +345,7 @@ def _choose(place: Place, target: Any, selection: Selection, reading: Reading) -
 
 
 def _check_begins(patterns: Sequence[str], target: dict[Any, Any]) -> None:
-    """Raises a TreepackError if all patterns begin with a key that the target lacks.
-
-    It would come back unchanged.
-    """
+    """Raises if all patterns begin with keys that the target lacks: it would stay unchanged."""
     begins = ["".join(_paths.parts(pattern)[:1]) for pattern in patterns]
     keys = {str(key) for key in target}
     if begins and all(key and key not in keys and not {*key} & {*"*?"} for key in begins):
@@ -404,10 +390,9 @@ def _outline(node: Any) -> _Outline | None:
 def _without_unfit(place: Place, target: Any, choice: _Choice, selection: Selection) -> _Choice:
     """Leaves out leaves that do not fit the template, as the options allow.
 
-    Those are arrays of dtypes that NumPy lacks where the template has nothing for them, with
-    `mismatched="target"` arrays of other shapes, and with `missing="target"` the substitutes of
-    leaves that were not saved: `None`, as of `equinox.filter`, and empty nodes, as of
-    `optax.masked`.
+    Those are arrays of dtypes that NumPy lacks where the template has nothing, with
+    `mismatched="target"` arrays of other shapes, and with `missing="target"` the `None` of
+    `equinox.filter` and empty nodes of `optax.masked` in place of leaves.
     """
     catalog = place.catalog
     unknown = [] if selection.unexpected == "error" else lacking(catalog.dtypes)
@@ -455,12 +440,8 @@ def _corrupt(
 ) -> tuple[dict[int, str], dict[int, str]]:
     """Compares leaves with their checksums.
 
-    Returns:
-      The leaves to leave out, and the others without checksums, with their paths.
-
-    Raises:
-      CorruptionError: If leaves are damaged and must not be left out.
-      DecodeError: If no leaf is intact.
+    Returns the leaves to leave out, and the others without checksums, with their paths. Raises a
+    CorruptionError if damaged ones may not be left out, a DecodeError if none is intact.
     """
     catalog = place.catalog
     if catalog.is_newer:
@@ -529,10 +510,7 @@ def _part(
     note: Callable[[Trail], None],
     selection: Selection,
 ) -> Any:
-    """Builds a tree of the marked leaves; complete containers keep their types.
-
-    Of a selection, nodes without their code become dicts.
-    """
+    """Builds a tree of the marked leaves; complete containers keep their types."""
 
     def built(reading: Reading) -> Any:
         state = place.reader.read(place, reading, marks, None)

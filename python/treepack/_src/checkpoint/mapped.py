@@ -201,7 +201,7 @@ class MappedReader(Reader):
 
     Attributes:
       plan: The plan of its leaves.
-      there: The leaves of the template by their paths, if there is one.
+      there: The leaves of the template by their paths.
       outcome: By path, an array that is made, or the path of a leaf in the file.
     """
 
@@ -209,10 +209,6 @@ class MappedReader(Reader):
     is_mapped = True
 
     def __init__(self, place: Place, mapping: RuleSet, there: Dict[str, Leaf] | None):
-        """Reads headers, and leaves other than arrays.
-
-        Raises a TreepackError if no rule has a match.
-        """
         inner = place.reader
         if inner.catalog.is_newer:
             raise NewerVersionError(str(inner.catalog.damage))
@@ -355,10 +351,9 @@ class MappedReader(Reader):
     def read(
         self, place: Place, reading: Reading, marks: core.Marks | None, stays: StayLazy | None
     ) -> Any:
-        """Reads the state at a place, with `ABSENT` for unmarked leaves.
+        """Like `Reader.read`; equal arrays of the same tensors, as of tied weights, are one.
 
-        Arrays that go to devices, or are cast, stay lazy: each device reads its part. Equal arrays
-        of the same tensors, as of tied weights, are one.
+        Arrays that go to devices, or are cast, stay lazy: each device reads its part.
         """
         lazy: dict[Any, LazyArray] = {}
         loaded: dict[Any, np.ndarray] = {}
@@ -465,10 +460,7 @@ class MappedReader(Reader):
         return self._place.catalog.children(self._values[path]) is None
 
     def check_has_no_code(self, above: Sequence[str], means: Callable[[str], bool]) -> None:
-        """Raises a HoleError if a leaf is code, which would be an empty dict here.
-
-        `means` returns whether the leaf at a path below the keys `above` is loaded.
-        """
+        """Raises a HoleError if a leaf is code, which would be an empty dict here."""
         places = (_paths.parts(path) for path in self._code())
         below = [parts[len(above) :] for parts in places if parts[: len(above)] == [*above]]
         if code := [path for path in map(_paths.text, below) if means(path)]:

@@ -39,9 +39,9 @@ def open_reader(
 ) -> Reader:
     """Opens a file, or the directory of a sharded checkpoint or of another format.
 
-    See `treepack.open`, and for `base`, `place` and `join` `Opened.of`; a patch that is not joined
-    has only metadata. With `is_directory` the source is known to be one. With `salvage`, shards
-    whose manifest is damaged are opened; with `"alone"`, also shards without one.
+    For `base`, `place` and `join` see `Opened.of`; a patch that is not joined has only metadata.
+    With `salvage`, shards whose manifest is damaged are opened; with `"alone"`, also shards without
+    one.
     """
     check("max_size", max_size)
     options |= {"salvage": bool(salvage), "max_size": max_size}
@@ -98,13 +98,9 @@ def open_reader(
 def open_regular(
     path: Address, *, is_directory: bool = False, is_whole: bool = False, **options: Any
 ) -> Reader:
-    """Opens a file or directory by its path.
+    """Opens a file or directory by its path; a DecodeError for a pipe or device.
 
     With `is_whole`, all of a remote file is read, in one request.
-
-    Raises:
-      DecodeError: If it is a pipe or device.
-      NoIndexError: If it is gzip that cannot be read in parts, and is intact.
     """
     if path.is_special():
         raise DecodeError("it is not a regular file")

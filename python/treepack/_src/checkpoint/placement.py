@@ -66,16 +66,10 @@ def converter(
     group: Together | None = None,
     held: Mapping[str, Any] | None = None,
 ) -> Callable[[list[Any]], list[Any]] | None:
-    """Compiles the options about arrays into a function that converts leaves.
+    """Compiles the options about arrays into a function that converts all leaves, or `None`.
 
-    Args:
-      reading: The options of reading.
-      may_change: Whether other code may change the memory of the arrays found.
-      group: The processes that load together; see `sharing`.
-      held: JAX arrays by path, which are used in place of equal ones; see `device_leaves`.
-
-    Returns:
-      A function that converts all leaves; `None` if it would be a no-op.
+    Other code may change the memory of arrays if `may_change`. `held` are JAX arrays by path, which
+    are used in place of equal ones.
     """
     # JAX aliases memory where possible, and relies on it not changing.
     may_change = may_change and reading.copy is not True
@@ -152,12 +146,7 @@ def _where(reading: Reading) -> Where:
 
 
 class _Shardings:
-    """A pytree of shardings, each for everything below it.
-
-    Attributes:
-      tree: The shardings by path.
-      is_unused: Whether no leaf had one until now, though there are some.
-    """
+    """A pytree of shardings, each for everything below it; `is_unused` until a leaf had one."""
 
     def __init__(self, tree: dict[tuple[str, ...], Any]):
         self.tree, self.is_unused = tree, bool(tree) and None not in tree.values()
@@ -326,10 +315,7 @@ def _check_integers(path: Trail, leaf: Any, on_device: Any) -> None:
 
 
 def _check_floats(path: Trail, leaf: Any, on_device: Any) -> None:
-    """Raises if 64-bit floats, which JAX has made 32-bit ones, have become infinite.
-
-    So have complex numbers if a part has.
-    """
+    """Raises if 64-bit floats, or parts of complex numbers, became infinite as 32-bit ones."""
     if leaf.dtype == on_device.dtype or leaf.dtype not in (np.float64, np.complex128):
         return
     if isinstance(leaf, np.ndarray):

@@ -67,8 +67,8 @@ class Reader:
       inflated: The number of bytes decompressed from gzip.
       is_local: Whether reading it needs no requests to a store.
       is_one_file: Whether all leaves are in this file.
-      linked: The sizes of the files of a directory that an earlier step of a run wrote, by name.
-      damaged_files: The names of the files of a directory in which `verify` found damaged leaves.
+      linked: The sizes of files of a directory that an earlier step of a run wrote, by name.
+      damaged_files: The files of a directory in which `verify` found damaged leaves.
       is_patch: Whether the file is a patch, which was joined with its base.
       separator: The text between the keys in the names of leaves; `None` if they have paths.
       has_types: Whether the format has the types of containers.
@@ -210,10 +210,7 @@ class Reader:
         self._catalog = self._content = None
 
     def kind(self, value: int, parts: list[str]) -> tuple[Any, ...]:
-        """Returns the kind of a leaf; see `Catalog.leaf`.
-
-        Raises a DecodeError if NumPy could not hold the array.
-        """
+        """Returns the kind of a leaf; a DecodeError if NumPy could not hold the array."""
         _, kind, start, _, _ = self.catalog.leaf(value)
         if kind[0] in ("array", "prng_key"):
             shape = kind[2]
@@ -236,10 +233,7 @@ class Reader:
         return self.catalog.read(value, copy=None, threads=None)
 
     def undamaged_leaf(self, value: int, parts: list[str]) -> Any:
-        """Like `leaf`, but compares other leaves than arrays with their checksums.
-
-        Arrays are compared when they are copied.
-        """
+        """Compares other leaves than arrays, whose copy does that, with their checksums."""
         leaf = self.leaf(value, parts)
         if not isinstance(leaf, LazyArray):
             self.compare(value, parts)
@@ -250,10 +244,7 @@ class Reader:
         return None
 
     def compare(self, value: int, parts: list[str]) -> None:
-        """Compares a leaf with its checksum.
-
-        Raises a CorruptionError if it is damaged.
-        """
+        """Raises a CorruptionError if a leaf differs from its checksum."""
         with naming(self.given):
             self.catalog.compare(value)
 
@@ -269,8 +260,8 @@ class Reader:
     ) -> Any:
         """Reads the state at a place, with `ABSENT` for unmarked leaves.
 
-        Arrays may stay lazy where `stays` is true of their paths, relative to the place; without
-        it, where they were saved from JAX arrays, or all become JAX arrays.
+        Arrays may stay lazy where `stays` is true of their relative paths; without it, where they
+        were saved from JAX arrays, or all become JAX arrays.
         """
         with self.fetching(place.value, marks):
             return self.catalog.read(
@@ -280,10 +271,7 @@ class Reader:
     def lazily(
         self, place: Place, reading: Reading, marks: core.Marks | None, stays: StayLazy | None
     ) -> dict[int, Any] | None:
-        """Returns the leaves that stay lazy by their values, as for `read`.
-
-        `None` if the catalog cannot read the others.
-        """
+        """Returns the leaves that stay lazy, or `None` if the catalog cannot read the others."""
         return {} if self.is_one_file else None
 
     def fitted(self, state: Any, target: Any) -> Any:
@@ -318,11 +306,7 @@ class Reader:
             self._blocks.remember()
 
     def verify(self, *, threads: int | None, progress: Tell | None) -> Verified:
-        """Compares the file with its checksums.
-
-        Returns:
-          The status of each leaf by its value, and a description of damage outside of leaves.
-        """
+        """Returns the status of each leaf by its value, and the damage outside of leaves."""
         catalog = self.catalog
         content = self._content
         whole = [] if content is None else [(0, content.nbytes)]
@@ -344,10 +328,7 @@ class Reader:
         return by_value, damage
 
     def _other_bytes(self, inner: list[str]) -> Iterator[tuple[int, Status]]:
-        """Yields the leaves whose bytes do not fit a dtype that only NumPy knows.
-
-        `inner` has the dtypes of arrays inside of leaves, some of which NumPy may lack.
-        """
+        """Yields the leaves whose bytes do not fit a dtype that only NumPy knows."""
         catalog = self.catalog
         unknown = lacking(inner)
         others = {*catalog.other_dtypes(inner), *unknown}
@@ -412,13 +393,7 @@ def dtype_and_shape(kind: tuple[Any, ...]) -> tuple[str, tuple[int, ...]]:
 
 
 class Place(NamedTuple):
-    """The place of a container or leaf in an open file.
-
-    Attributes:
-      reader: The file.
-      value: Its number in the catalog; 0 is the root.
-      parts: The parts of its path.
-    """
+    """The place of a value in an open file: its number in the catalog, 0 at the root, and path."""
 
     reader: Reader
     value: int
@@ -441,10 +416,7 @@ class Place(NamedTuple):
         return positions
 
     def state(self, leaf: ReadLeaf, marks: core.Marks | None = None) -> Any:
-        """Builds the state: dicts and lists of the leaves that `leaf` returns.
-
-        `ABSENT` takes the place of unmarked leaves and empty containers.
-        """
+        """Builds the state of the leaves that `leaf` returns, with `ABSENT` for unmarked ones."""
         children = self.catalog.children(self.value)
         if not children and marks is not None and self.value not in marks:
             return ABSENT
@@ -577,7 +549,7 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
         return data.view(self.dtype).reshape(shape)
 
     def ranges(self, bounds: Bounds) -> Iterator[RemoteRange]:
-        """Yields the ranges of a remote file that a box needs, including the header of the array.
+        """Yields the ranges of a remote file that a box and the header of the array need.
 
         They are exact unless the array is split into chunks; then they are a guess.
         """
@@ -612,10 +584,7 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
     def read_to(
         self, box: Sequence[range], target: np.ndarray, *, threads: int | None = None
     ) -> None:
-        """Reads the elements of a box into an array of the same dtype.
-
-        `target` has C order, or is a view of a part of such an array.
-        """
+        """Reads a box into an array in C order, or a view of a part of one, of the same dtype."""
         if target.size == 0:
             return
         memory, at, strides = memory_of(target)
@@ -703,10 +672,7 @@ def _is_traced(index: Any) -> bool:
 
 
 def box_of(index: Any, shape: tuple[int, ...]) -> tuple[list[range], tuple[Any, ...]] | None:
-    """Splits an index into a box to read, and an index into that box.
-
-    `None` if the index has other parts than integers and slices.
-    """
+    """Splits an index of integers and slices into a box to read, and an index into that box."""
     parts = [*index] if isinstance(index, tuple) else [index]
     axes = 0
     for part in parts:

@@ -56,9 +56,8 @@ class Together:
     def agree(self, plan: str) -> None:
         """Waits until all processes call this with the same plan.
 
-        Raises:
-          OthersError: If another process failed, does not respond, or has another plan.
-          ReplacedError: If any process found that the checkpoint was replaced.
+        Raises an OthersError, or a ReplacedError if any process found that the checkpoint was
+        replaced.
         """
         self._is_over = True  # unless all agree: failures are reported here
         group = self._group()

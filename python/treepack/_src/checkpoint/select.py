@@ -32,9 +32,7 @@ Select = str | tuple[Any, ...] | list[Any] | Callable[[str], object] | Mapping[A
 class Selector:
     """The compiled `select=`: a predicate on paths that also marks the leaves of files.
 
-    Attributes:
-      selector: The patterns or bools, compiled by the core; `None` for all leaves, or a predicate.
-      patterns: The patterns as passed by the caller.
+    `selector` is `None` for all leaves, or a predicate.
     """
 
     def __init__(self, select: Any):
@@ -79,10 +77,7 @@ class Selector:
         return marks
 
     def means(self, path: str) -> bool:
-        """Returns whether the leaf at a path is selected.
-
-        Raises a TreepackError if a tree of bools has no bool for it.
-        """
+        """Returns whether a leaf is selected; raises if a tree of bools has no bool for it."""
         if self._predicate is not None:
             return bool(self._predicate(path))
         if self.selector is None:
@@ -101,11 +96,7 @@ class Selector:
         return sorted(left)
 
     def settled(self, unmatched: Iterable[int], paths: Collection[str]) -> Selector:
-        """Returns the selection with unmatched patterns replaced by paths without escapes.
-
-        `unmatched` has the numbers of patterns that match nothing. Replaces those that match
-        exactly one path without escapes.
-        """
+        """Replaces unmatched patterns that match exactly one path without escapes."""
         given = dict(self._given)
         for text in map(self.patterns.__getitem__, unmatched):
             if given[text] == text:
@@ -118,11 +109,7 @@ class Selector:
     def check(
         self, where: str, paths: Collection[str], name: str, others: Collection[str] = ()
     ) -> None:
-        """Raises a TreepackError if patterns match none of the paths.
-
-        `where` describes the tree, `name` is the option in the error, and `others` are further
-        paths that patterns may match.
-        """
+        """Raises a TreepackError if patterns match none of the paths, nor of `others`."""
         typos = [self.patterns[number] for number in self.unmatched([*paths, *others])]
         if not typos:
             return
@@ -159,10 +146,7 @@ def _literal(text: str, paths: Iterable[str]) -> tuple[str, ...] | None:
 
 
 def _escaped(pattern: str, paths: Iterable[str]) -> str:
-    """Returns a hint if a pattern with wildcards matches a path once it has escapes.
-
-    So `mlp/~/linear_*/w` becomes `mlp~1~0~1linear_*/w`.
-    """
+    """Returns a hint if a pattern with wildcards matches with escapes, as `mlp~1~0~1linear_*/w`."""
     for path in itertools.islice(paths, _MOST_PATHS) if "*" in pattern else ():
         if "~" not in path or len(path) > _MOST_TEXT:
             continue
@@ -249,10 +233,7 @@ def compiled(
     exclude: Any = None,
     others: Collection[str] = (),
 ) -> Selector:
-    """Compiles a selection without another, of paths and of `others`, which errors do not list.
-
-    See `Selector.check`.
-    """
+    """Compiles a selection without another, of paths and of `others`, which errors do not list."""
 
     def one(given: Any, name: str) -> Selector:
         selector = Selector(given)
@@ -268,7 +249,7 @@ def compiled(
 def chosen(tree: Any, select: Any, exclude: Any = None, where: str = "tree") -> Any:
     """Returns a tree with only the selected leaves, as `load(select=...)` returns it.
 
-    A complete container stays the same object; a container that loses children becomes a dict.
+    A complete container stays the same object; others become dicts.
     """
     if select is None and exclude is None:
         return tree
@@ -316,10 +297,7 @@ def _children(node: Any) -> Mapping[str, Any]:
 
 
 def meant_of(ends: Mapping[str, bool], selector: Selector) -> set[str]:
-    """Returns the selected paths of leaves and empty containers; see `Catalog.select`.
-
-    `ends` has all paths, and whether each is a leaf.
-    """
+    """Returns the selected paths of `ends`, which has whether each is a leaf."""
     meant = {path for path, is_leaf in ends.items() if is_leaf and selector.means(path)}
     containers = [path for path, is_leaf in ends.items() if not is_leaf]
     # Whether all leaves in a container are selected, by the paths of containers with leaves.

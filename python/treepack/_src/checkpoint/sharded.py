@@ -104,10 +104,7 @@ class ShardedReader(Files):
     def __init__(
         self, source: Address, *, mmap: bool = True, max_size: int | None = None, **options: Any
     ):
-        """Reads the manifest.
-
-        `max_size` is the maximum decompressed size of the manifest and all files together.
-        """
+        """`max_size` limits the decompressed manifest and all files together."""
         self._locked = Locked()
         # The working directory may change before all files are open.
         self._path: Address = source.absolute()
@@ -349,8 +346,7 @@ class ShardedReader(Files):
     def stored_digest(self, array: LazyArray) -> bytes | None:
         """Returns the digest of an array from the digests of its shards in the records of files.
 
-        `None` if files lack them, as those of other saves than with links, or if the shards are not
-        contiguous parts of the array.
+        `None` if files lack them, or if the shards are not contiguous parts of the array.
         """
         number = self.manifest.array_of(self.catalog, array.number)
         if number is None or not isinstance(array, ShardedArray) or array.dtype != array.stored:
@@ -426,10 +422,7 @@ class ShardedReader(Files):
             task.result().remember()
 
     def verify(self, *, threads: int | None, progress: Tell | None) -> Verified:
-        """Like `Reader.verify`, of all files.
-
-        Raises a ReplacedError if the checkpoint was replaced by another save.
-        """
+        """Like `Reader.verify`; a ReplacedError if another save replaced the checkpoint."""
         catalog = self.catalog
         leaves = []
         arrays = {}

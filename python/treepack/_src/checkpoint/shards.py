@@ -46,11 +46,7 @@ def process_of(name: str) -> int:
 
 
 class ShardFile:
-    """A file with shards.
-
-    Attributes:
-      about: Its metadata: of its process, and of the save.
-    """
+    """A file with shards; `about` are its metadata: of its process, and of the save."""
 
     def __init__(self, catalog: core.Catalog):
         self._catalog = catalog
@@ -92,10 +88,8 @@ def plan_of(arrays: Iterable[Any], block: int | None = None) -> core.ShardPlan:
     """Assigns the shards of arrays to processes; the plan is the same in all of them.
 
     An array on a process's own devices, such as the result of `jnp.zeros`, counts as equal in all
-    processes, like numbers and NumPy arrays: process 0 writes it.
-
-    With `block`, larger shards are divided into blocks of rows of about this size in bytes, which
-    are shards of their own.
+    processes, like NumPy arrays: process 0 writes it. With `block`, larger shards are divided into
+    blocks of rows of about this size in bytes.
     """
     return _plan(
         tuple(
@@ -163,8 +157,7 @@ def _in_blocks(
     """Divides shards into blocks of rows of one size, which are contiguous in memory.
 
     The last block of a dimension that has no shards may be shorter. In others, a shard without such
-    blocks of a quarter to four times the size stays whole. `nbytes` is the size of the array,
-    `block` of a block. Returns the number of blocks in each dimension, and their holders.
+    blocks of a quarter to four times the size stays whole.
     """
     part = [size // count for size, count in zip(shape, counts, strict=True)]
     each, nbytes = [1] * len(part), nbytes // math.prod(counts)
@@ -194,10 +187,7 @@ def _in_blocks(
 def division(
     sharding: Any, shape: tuple[int, ...]
 ) -> tuple[core.ShardGrid, tuple[int, ...], list[list[Any]]]:
-    """Divides an array; returns also the number of shards in each dimension, and their devices.
-
-    Raises a TreepackError if the shards would not have one shape.
-    """
+    """Divides an array; returns also the number of shards in each dimension, and their devices."""
     part = sharding.shard_shape(shape)
     counts = tuple(size // step for size, step in zip(shape, part, strict=True))
     places = sharding.devices_indices_map(shape)

@@ -96,9 +96,9 @@ def _as_floats(elements: np.ndarray) -> np.ndarray:
 
 
 def pairs(one: Any, other: Any) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yields blocks of two `LazyArray`s as float64 or complex128, and their absolute differences.
+    """Yields blocks of two arrays as float64 or complex128, and their absolute differences.
 
-    Differences are 0 only for equal elements and two NaNs, and infinite if one is NaN or infinite.
+    These are 0 only for equal elements and two NaNs, and infinite if one is NaN or infinite.
     """
     for left, right in zip(_native_blocks(one), _native_blocks(other), strict=True):
         kinds = left.dtype.kind + right.dtype.kind

@@ -27,10 +27,7 @@ from treepack.errors import (
 
 
 class Statuses(Mapping[str, Status]):
-    """Maps the path of each leaf to its status.
-
-    Paths are computed on demand: together they may be much larger than the file.
-    """
+    """Maps paths, computed on demand, since together they may be much larger than the file."""
 
     def __init__(self, catalog: core.Catalog, statuses: dict[int, Status]):
         """`statuses` maps the value number of each leaf in the catalog to its status."""

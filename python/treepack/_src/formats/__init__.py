@@ -41,9 +41,7 @@ class Format:
 
     Attributes:
       name: Its name in messages, and as `format=` of `save`.
-      library: Its library, in messages.
       title: One file of it, in messages.
-      suffixes: The suffixes of its files.
       rank: Formats of a lower rank are asked first.
       reads_paths: Whether a path with one of its suffixes is opened by this format alone.
       separators: The separators of keys in names of its arrays, the usual one first; empty if
@@ -71,10 +69,7 @@ class Format:
         return False
 
     def open(self, source: Any, opened: Any, **options: Any) -> Any:
-        """Returns the `Reader` of a file, as for `treepack.open`.
-
-        `opened` is its data, an `Opened`; `None` if `reads_paths`. `options` are the reader's.
-        """
+        """Returns the `Reader` of a file; its data are `opened`, `None` if `reads_paths`."""
         raise NotImplementedError
 
     def find(
@@ -82,8 +77,8 @@ class Format:
     ) -> Callable[..., Any] | None:
         """Returns a function that opens a directory, of the options of a `Reader`.
 
-        `path` is not a sharded checkpoint; `has_checkpoint` if a subdirectory is one. Raises a
-        DecodeError if the directory has this format, but is not a checkpoint.
+        `has_checkpoint` if a subdirectory is a sharded one. A DecodeError for a directory of this
+        format that is not a checkpoint.
         """
         return None
 
@@ -102,10 +97,7 @@ class Format:
             )
 
     def room(self, path: Any) -> Any:
-        """Returns the directory for the exchanges of processes that save to a path together.
-
-        `None` if a single process saves in this format.
-        """
+        """Returns the directory where processes exchange; `None` if one saves in this format."""
         return None
 
     def content_of(self, tree: Any, saved: Saved) -> tuple[Leaves, Mapping[str, str] | None]:
@@ -125,8 +117,7 @@ class Format:
     ) -> Write:
         """Returns a function that writes arrays by their paths.
 
-        With `snapshot`, they may change before it is called. With an `Exchange`, all its processes
-        call it together.
+        With `snapshot`, they may change before. Processes of an `Exchange` call it together.
         """
         raise NotImplementedError
 
@@ -176,10 +167,7 @@ def is_run(path: Any) -> bool:
 
 
 def to_save(path: str, export: Export, *, is_open: bool = False) -> Format | None:
-    """Returns the format of a save, of a tree or an open file; `None` is treepack's, or flax's.
-
-    Raises a ValueError if `format` is none, or an option applies only to these formats.
-    """
+    """Returns the format of a save, of a tree or an open file; `None` is treepack's, or flax's."""
     saved = {each.name: each for each in known() if each.is_saved}
     if export.format is not None:
         if not isinstance(export.format, str) or export.format not in saved:

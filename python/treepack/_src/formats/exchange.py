@@ -46,12 +46,7 @@ ARRAYS = (Class.ARRAY, Class.SCALAR, Class.JAX_ARRAY, Class.DEFERRED)
 
 
 class Later(Deferred):
-    """An array that will be in the hidden checkpoint.
-
-    Attributes:
-      array: The array there, once it can be read.
-      is_everywhere: Whether any process may write it.
-    """
+    """An array in the future hidden checkpoint, for any process if it `is_everywhere`."""
 
     is_everywhere = True
 
@@ -74,7 +69,6 @@ class Alone:
     """The processes of a save: one, which exchanges nothing.
 
     Attributes:
-      tree: The tree.
       index: The number of this process; 0 commits.
       count: The number of processes.
       nbytes: The bytes of shards that this process has written.
@@ -96,17 +90,14 @@ class Alone:
     def opened(self, tell: Tell | None, after: int) -> contextlib.AbstractContextManager[None]:
         """Exchanges the shards; within the block, arrays can be read.
 
-        `tell` takes the written bytes and their total, with `after` that this process writes within
-        the block. Raises a TreepackError if another process fails, or the hidden directory has
-        other files.
+        `tell` takes the written bytes and their total, with `after` of this process in the block.
         """
         return contextlib.nullcontext()
 
     def agree(self, plan: Callable[[], int], choice: Any = None) -> Any:
         """Returns the choice of process 0, such as names of files, in all processes.
 
-        `plan` returns a checksum of the files, which must be the same in all processes. `choice` is
-        for JSON, of process 0.
+        `plan` returns a checksum, which must be the same in all.
         """
         return choice
 
@@ -131,8 +122,8 @@ class Exchange(Alone):
     ):
         """Encodes the shards of this process.
 
-        The hidden checkpoint is made in `directory`, whose lease process 0 must hold from `opened`
-        on. With `snapshot`, arrays may change before that.
+        Process 0 must hold the lease of `directory` from `opened` on; with `snapshot`, arrays may
+        change before.
         """
         self._directory = directory.absolute()
         self._path = self._directory / HIDDEN
@@ -250,7 +241,7 @@ class Exchange(Alone):
 class Rearranged:
     """A save of tensors that a mapping makes, to a sharded directory of several processes.
 
-    Calling it writes them, once: each in one process, which reads its parts from the exchange.
+    Calling it writes each in one process, which reads its parts from the exchange.
     """
 
     def __init__(

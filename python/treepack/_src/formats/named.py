@@ -42,9 +42,8 @@ def _keys(name: str, separator: str, most: int) -> list[str]:
 def named(leaves: Leaves, separator: str | None, remedy: str = "") -> dict[str, Any]:
     """Returns leaves by their names, the keys of their paths with a separator between them.
 
-    A key may contain the separator, as in a flat dict; readers split it. `remedy` is for equal
-    names. Raises a TreepackError for these, or if long keys make the names together much longer
-    than the keys.
+    A key may contain the separator; readers split it. Equal names, or names much longer than the
+    keys together, are a TreepackError.
     """
     separator = SEPARATOR if separator is None else separator
     by_name: dict[str, Any] = {}

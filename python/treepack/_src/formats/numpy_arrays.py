@@ -33,14 +33,7 @@ class UnsupportedError(ValueError):
 
 
 class Header(NamedTuple):
-    """The header of an array.
-
-    Attributes:
-      shape: Its shape.
-      order: The order of its elements.
-      dtype: Its dtype, in the byte order of the elements.
-      nbytes: The size of the header.
-    """
+    """The header of an array; its dtype is in the byte order of the elements."""
 
     shape: tuple[int, ...]
     order: Literal["C", "F"]
@@ -61,10 +54,7 @@ class Header(NamedTuple):
 def read_header(file: Any, nbytes: int) -> Header:
     """Reads the header of an array from a file object of `nbytes` bytes.
 
-    Raises:
-      UnsupportedError: If no array of a tree can hold the array.
-      NotImplementedError: If it has pickled objects.
-      ValueError: If the file is too short.
+    Raises an UnsupportedError, a NotImplementedError for pickled objects, or a ValueError.
     """
     try:
         head = _Head(file)

@@ -23,9 +23,9 @@ is_graph_definition = instance_of("flax.nnx", "GraphDef")
 
 
 def static_names(nodetype: type, auxdata: tuple[Any, ...]) -> tuple[str, ...] | None:
-    """Returns the names of the static attributes in the auxdata of an nnx module, or `None`.
+    """Returns the names of static attributes in the auxdata of an nnx module, or `None`.
 
-    The auxdata are the names of the children, of the static attributes, and these attributes.
+    These are the names of children, of static attributes, and these attributes.
     """
     if not _is_nnx_type(nodetype):
         return None

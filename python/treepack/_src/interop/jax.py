@@ -30,10 +30,7 @@ def needed(reason: str, instead: str = "") -> Any:
 
 @contextlib.contextmanager
 def explicit() -> Iterator[None]:
-    """Makes transfers explicit for `jax.transfer_guard`, as with `jax.device_put`.
-
-    Guards against explicit transfers stay.
-    """
+    """Makes transfers explicit for `jax.transfer_guard`; guards against explicit ones stay."""
     import jax
 
     with contextlib.ExitStack() as relaxed:
@@ -54,10 +51,7 @@ def fetched(value: Any) -> Any:
 
 
 def like(array: np.ndarray) -> Any:
-    """Converts an array to a JAX array, which may share its memory.
-
-    Returns it unchanged if JAX lacks its dtype or is not installed.
-    """
+    """Converts to a JAX array, which may share memory, if JAX is installed and has the dtype."""
     try:
         import jax
 
@@ -68,9 +62,9 @@ def like(array: np.ndarray) -> Any:
 
 
 def weak(array: jax.Array) -> jax.Array:
-    """Returns an array with a weak dtype and the same memory, if JAX has such arrays.
+    """Returns an array with a weak dtype and the same memory.
 
-    Only dtypes of Python's numbers can be weak. Other arrays, and arrays of several processes, are
+    Only dtypes of Python's numbers can be weak. Others, and arrays of several processes, are
     returned unchanged.
     """
     from jax.dtypes import canonicalize_dtype
@@ -316,14 +310,10 @@ class Registration(NamedTuple):
         return maker.lstrip("_") == "register_dataclass" and name == "<locals>.flatten_func"
 
     def argument_order(self, fields: Sequence[str]) -> list[int] | None:
-        """Returns the order in which the type takes fields as positional arguments.
+        """Returns the order in which the type takes fields, children first, by position.
 
-        Args:
-          fields: The names of all its children, then of its static data.
-
-        Returns:
-          The indices of fields. `None` unless JAX rebuilds nodes by calling the type with its
-          fields as keywords, and a call with positional arguments is equivalent.
+        `None` unless JAX rebuilds nodes by calling the type with its fields as keywords, and a call
+        with positional arguments is equivalent.
         """
         untyped: Any = self.ty
         if (
@@ -342,8 +332,7 @@ class Registration(NamedTuple):
     def maker(self, fields: Sequence[str] | None) -> Callable[[Any, Sequence[Any]], Any]:
         """Returns a function that rebuilds nodes from static data and children.
 
-        Args:
-          fields: The names of the children, then of the static data, if all nodes have the same.
+        `fields` are the names of the children, then of the static data, if all nodes have the same.
         """
         ty: Any = self.ty
         if fields is not None and self.is_by_dataclass:
@@ -359,9 +348,6 @@ def registration(ty: type) -> Registration:
     """Returns the registration of a type, for nodes without a treedef.
 
     They are namedtuples, and nodes whose number of children varies.
-
-    Raises:
-      TypeError: If this version of JAX does not expose it.
     """
     registered = Registration.of(ty)
     if registered is None:

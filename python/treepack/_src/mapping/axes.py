@@ -16,13 +16,9 @@ _NAME = re.compile(r"[^\W\d]\w*")
 
 
 def parse(text: str) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
-    """Parses axes.
+    """Parses the dimensions left and right of the arrow; without one, both are the same.
 
-    Returns:
-      The dimensions on the left and on the right of the arrow; without one, both are the same.
-
-    Raises:
-      ValueError: If the text is not in the notation, with the position.
+    An error has the position.
     """
     sides: list[list[Group]] = [[]]
     names: set[str] = set()

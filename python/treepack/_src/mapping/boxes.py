@@ -76,10 +76,7 @@ class Assembly(NamedTuple):
         return self.parts[source % len(self.parts)]
 
     def pieces(self, box: Sequence[range], target: np.ndarray) -> Iterator[Piece]:
-        """Yields the parts that a box takes from sources; none for padding.
-
-        `target` is an array of the shape of the box.
-        """
+        """Yields the parts that a box takes from sources; none for padding."""
         dims = [[*_split(lens, part)] for lens, part in zip(self.result.lens, box, strict=True)]
         order = self.result.order
         for combination in itertools.product(*dims):
@@ -148,10 +145,9 @@ def shared(part: range, cover: range) -> tuple[range, slice]:
 def windows(
     piece: Piece, part: Part, itemsize: int, most: int, *, in_place: bool
 ) -> Iterator[tuple[tuple[range, ...], np.ndarray]]:
-    """Splits a piece into parts of at most `most` bytes, each a box of its source.
+    """Splits a piece into boxes of its source of at most `most` bytes, with their places.
 
-    Yields the indices of each axis, and their place. With `in_place`, the source is in memory, and
-    boxes of its axes are enough.
+    With `in_place`, the source is in memory, and boxes of its axes are enough.
     """
     ranges, target = piece.ranges, piece.target
     nbytes = math.prod(map(len, ranges)) * itemsize

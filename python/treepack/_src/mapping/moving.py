@@ -32,26 +32,14 @@ BLOCK_BYTES = 128 << 20
 
 
 class Source(NamedTuple):
-    """An array of which others are made.
-
-    Attributes:
-      array: A `LazyArray`, or another array with its `view`, `ahead` and `read_to`.
-      scales: Returns the factors of its blocks.
-    """
+    """An array with `view`, `ahead` and `read_to`, as of `LazyArray`, and factors of its blocks."""
 
     array: Any
     scales: Callable[[], np.ndarray | None] = lambda: None
 
 
 class Made(NamedTuple):
-    """An array that a rule makes.
-
-    Attributes:
-      rule: The rule.
-      assembly: Its sources, and how they lie in it.
-      dtype: The dtype of the sources.
-      scales: The paths of the factors of the sources.
-    """
+    """An array that a rule makes; `dtype` and `scales` are those of its sources."""
 
     rule: Rule
     assembly: Assembly
@@ -74,10 +62,7 @@ class Made(NamedTuple):
         path: str,
         threads: int | None = None,
     ) -> None:
-        """Reads a box of the array into `target`, which may be a view of a part of an array.
-
-        `source` returns a source by its number; `path` is for errors.
-        """
+        """Reads a box of the array into `target`; `source` returns a source by its number."""
         if target.size == 0:
             return
         if self.rule.pad:
@@ -232,7 +217,7 @@ class RowBlocks:
     """The elements of an array in C order, which are read in blocks of rows.
 
     A few elements of a transposed array lie in all of its source. So whole blocks are read, and
-    dropped after their last element was taken.
+    dropped after their last element.
     """
 
     def __init__(

@@ -40,8 +40,7 @@ class Pattern:
     def __init__(self, text: str, *, is_literal: bool = False):
         """With `is_literal`, braces are a part of the path.
 
-        Raises:
-          ValueError: If an index is not of the form `{l}`, `{l:0..12}`, `{l:0..24:2}` or `{l:1..}`.
+        Indices are `{l}`, `{l:0..12}`, `{l:0..24:2}` or `{l:1..}`; others a ValueError.
         """
         self.text = text
         self.ranges: dict[str, range] = {}
@@ -103,8 +102,8 @@ class Pattern:
     ) -> Iterator[tuple[dict[str, str], str, int]]:
         """Yields the texts of the indices, the path and the length of the match of each leaf.
 
-        With `above`, the pattern may also be the path of a container of the leaf. Raises a
-        TreepackError if a name is too long for an index that occurs twice.
+        With `above`, the pattern may also be the path of a container. A name too long for an index
+        that occurs twice is a TreepackError.
         """
         ways = (self._plain, self._plain.removesuffix(_VALUE))
         if not self.indices and (leaves := names.leaves(self.text, *ways)):
@@ -148,7 +147,7 @@ def _backward(pieces: list[tuple[str, str | None]]) -> re.Pattern[str]:
 
     An index of a key takes as much as the later ones leave. From the end, each thus ends at the
     nearest text that may precede it, and an atomic group tries no other: matching is linear, unless
-    an index occurs twice. `pieces` are texts and the index after each, `""` for one without a name.
+    an index occurs twice.
     """
     names = [name for _, name in pieces if name]
     is_atomic = len({*names}) == len(names)
@@ -173,8 +172,7 @@ def _backward(pieces: list[tuple[str, str | None]]) -> re.Pattern[str]:
 class Names:
     """The paths of the leaves on one side, by the form in which patterns find them.
 
-    Attributes:
-      by_skeleton: The plain forms with their paths, by these forms with `#` in place of numbers.
+    In `by_skeleton`, `#` is in place of numbers.
     """
 
     def __init__(self, paths: Iterable[str]):
@@ -193,10 +191,7 @@ class Names:
         return next((self._by_plain[way] for way in ways if way in self._by_plain), [])
 
     def find(self, path: str) -> str | None:
-        """Returns the path of a leaf as this side has it, or `None` if there is not just one.
-
-        A variable of nnx means its value.
-        """
+        """Returns the only leaf at a path, as this side has it; a variable of nnx is its value."""
         name = plain(_paths.parts(path))
         leaves = self.leaves(path, name, f"{name}{_VALUE}", name.removesuffix(_VALUE))
         return leaves[0] if len(leaves) == 1 else None

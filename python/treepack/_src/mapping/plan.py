@@ -37,8 +37,6 @@ class Fault(NamedTuple):
     """A leaf that a rule cannot make.
 
     Attributes:
-      path: The path of the leaf, or of the rule.
-      text: The reason.
       is_missing: Whether its sources are missing, as opposed to a mistake.
       is_unfit: Whether the template has an array of another shape.
     """
@@ -82,10 +80,7 @@ class Plan(NamedTuple):
     ruled: list[str]
 
     def check_apart(self, is_leaf: Callable[[str], bool], there: str) -> None:
-        """Raises a TreepackError if two leaves would have one path on the other side, `there`.
-
-        `is_leaf` tells a leaf at a path here from an empty container.
-        """
+        """Raises a TreepackError if two leaves would have one path on the other side, `there`."""
         if hidden := [path for path in self.hidden if is_leaf(path)]:
             raise TreepackError(
                 f"two leaves would have one path in the {there}: a rule gives the path of "
@@ -103,13 +98,9 @@ class Planner:
         here: Mapping[str, Leaf],
         there: Mapping[str, Leaf] | None,
     ):
-        """Takes both sides.
+        """Takes the leaves of the side that is read, `here`, and those of a template, or `None`.
 
-        Args:
-          rules: The rules, in this direction.
-          sizes: The sizes of axes from keywords.
-          here: The leaves of the side that is read, by their paths.
-          there: The leaves of a template of the other side, by their paths, or `None`.
+        `sizes` are those of axes from keywords.
         """
         self._rules, self._sizes, self._here, self._there = rules, sizes, here, there
         self._names = Names(here)
@@ -205,7 +196,7 @@ class Planner:
     def _rename(self) -> None:
         """Gives each leaf of the tree the name by the rule whose path in the tree is the longest.
 
-        So a rule of a leaf, or of a part, takes precedence over one of the container around it.
+        So a rule of a leaf takes precedence over one of the container around it.
         """
         paths = [old if rule.there.is_file else new for rule, new, old in self._renames]
         owners = self._owners(paths)

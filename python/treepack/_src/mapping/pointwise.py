@@ -38,9 +38,8 @@ def apply(
       scale: A factor.
       add: A summand.
       scales: A factor for each block of the last dimensions.
-      block: The shape of a block. Blocks begin at multiples of it; the last ones may be smaller.
-      start: The index at which `source` begins, in these dimensions, if it is a box of the array
-        that has the scales; by default at 0.
+      block: The shape of a block. Blocks begin at multiples of it; the last may be smaller.
+      start: The index at which `source` begins, in these dimensions, in the array of `scales`.
       threads: The maximum number of threads.
     """
     if target.size == 0:

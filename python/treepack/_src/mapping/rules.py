@@ -17,13 +17,7 @@ from treepack._src.mapping.patterns import FAR, Names, Pattern
 
 
 class Side(NamedTuple):
-    """The arrays on one side of a rule.
-
-    Attributes:
-      patterns: Their paths; several are joined or split along an axis.
-      groups: The axes of each dimension of each array.
-      is_file: Whether it is the file, whose paths may have dots between keys.
-    """
+    """The arrays on one side of a rule; several patterns are joined or split along an axis."""
 
     patterns: tuple[Pattern, ...]
     groups: tuple[Group, ...]
@@ -44,14 +38,10 @@ class Rule:
 
     Attributes:
       text: The rule as the caller wrote it, for errors.
-      here: The side that is read.
-      there: The side that results.
       is_plain: Whether it only gives other names; its paths may be of containers.
       along: The axis along which several arrays of one side are one of the other.
       pad: The sizes to which axes of the tree are filled with zeros.
-      scale: The factor of elements.
       add: A number that is added to elements, after `scale`.
-      dtype: The dtype of the result.
       scales: The path of the factors of blocks of elements, on the side of the file.
       block: The shape of these blocks.
       inexact: Whether elements may be rounded on the way back.
@@ -85,10 +75,7 @@ class Rule:
         return any(option is not None for option in given)
 
     def inverse(self) -> Rule:
-        """Returns the rule in the other direction, or a rule whose use is an error.
-
-        Raises a ValueError if elements would be rounded, and `inexact` is not set.
-        """
+        """Returns the inverse rule; a ValueError if it would round, unless `inexact`."""
         if self.scales is not None:
             raise ValueError(
                 f"{self.text}: scales= has no inverse, since the blocks are not quantized again: "

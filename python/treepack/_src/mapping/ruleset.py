@@ -53,10 +53,7 @@ class RuleSet(Hinting):
         return f"treepack.Mapping({count}{', inverse' * self._is_inverse})"
 
     def inverse(self) -> Self:
-        """Returns the mapping in the other direction, which reads trees in the layout of files.
-
-        Raises a ValueError if a rule has no inverse, or would round elements.
-        """
+        """Returns the mapping in the other direction; a ValueError if a rule has no inverse."""
         inverse = object.__new__(type(self))
         inverse.__dict__.update(self.__dict__)
         inverse._is_inverse = not self._is_inverse
@@ -65,10 +62,7 @@ class RuleSet(Hinting):
         return inverse
 
     def plan(self, here: Dict[str, Leaf], there: Dict[str, Leaf] | None) -> Plan:
-        """Applies the rules; see `Planner`.
-
-        Raises a TreepackError if there are rules, none has a match, and no leaf lacks for that.
-        """
+        """Applies the rules; raises if none of them has a match, and no leaf lacks for that."""
         rules = self._rules
         if self._function is not None:
             rules = self._called(here if self._is_inverse else there)

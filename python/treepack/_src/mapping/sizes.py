@@ -30,10 +30,7 @@ class UnfitError(SizesError):
 
 
 def expanded(rule: Rule, shape: Shape) -> Rule:
-    """Returns a rule with axes in place of `...`, for an array of one shape on the side here.
-
-    Raises a SizesError if the array has another number of dimensions.
-    """
+    """Returns a rule with axes in place of `...`, for an array of one shape on the side here."""
     groups = rule.here.groups
     count = len(shape) - len(groups) + ((REST,) in groups)
     if count < 0 or (count > 0 and (REST,) not in groups):
@@ -73,14 +70,7 @@ def part_of(axis: str, number: int) -> str:
 
 
 class Given(NamedTuple):
-    """Shapes and sizes that determine the sizes of axes.
-
-    Attributes:
-      here: The shape of each array of the side here.
-      there: The shapes of those of the other side, where known.
-      counts: The numbers of arrays along the indices of the side here.
-      sizes: The sizes from keywords.
-    """
+    """Shapes and sizes that determine the sizes of axes; `counts` are of the indices here."""
 
     here: Sequence[Shape]
     there: Sequence[Shape | None]
@@ -89,10 +79,7 @@ class Given(NamedTuple):
 
 
 def solve(rule: Rule, given: Given) -> dict[str, int]:
-    """Returns the sizes of all axes of a rule without `...`.
-
-    Raises a SizesError if sizes disagree, or one is unknown.
-    """
+    """Returns the sizes of all axes of a rule without `...`; a SizesError if some is unknown."""
     here, there, counts, sizes = given
     known = {**counts}
     wanted = {name for name in (*rule.here.axes, *rule.there.axes) if name not in rule.pad}
@@ -157,8 +144,7 @@ def solve(rule: Rule, given: Given) -> dict[str, int]:
 def solve_for(rule: Rule, given: Given) -> dict[str, int]:
     """Solves sizes for a template; one of another shape does not count if the file suffices.
 
-    So it is a mismatch like any other, which options of `load` may allow. Raises an UnfitError if
-    only a template of the shape of the file would tell the sizes; see also `solve`.
+    So it is a mismatch like any other, which options of `load` may allow; else an UnfitError.
     """
     try:
         return solve(rule, given)

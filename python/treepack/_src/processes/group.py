@@ -138,9 +138,9 @@ class _Rounds:
     def announced(self, number: int, step: int | None, text: str, *, has_ended: bool) -> None:
         """Assigns a round to the save of its step, or to the first save if either has no step.
 
-        Process 0 missed the saves of lower steps, unless the round `has_ended`: then process 0 went
-        back. If only saves of higher steps are left, the next round is received; if no save is
-        left, the round waits for a later call.
+        Process 0 missed the saves of lower steps, unless the round `has_ended`: then it went back.
+        If only saves of higher steps are left, the next round is received; without a save, the
+        round waits for a later call.
         """
         self._locked(lambda: self._announced(number, step, text, has_ended=has_ended))
 

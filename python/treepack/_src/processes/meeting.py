@@ -30,8 +30,7 @@ _left: list[str] = []
 class Meeting:
     """The messages of all processes about one call, as values for JSON.
 
-    Attributes:
-      preemption: Notices SIGTERM, which ends all processes; `None` before `listen`.
+    `preemption` notices SIGTERM, which ends all processes; `None` before `listen`.
     """
 
     def __init__(self, call: str, timeout: float, is_damage: IsError = lambda _: False):
@@ -76,12 +75,7 @@ class Meeting:
         self._group(folder).forget(folder)
 
     def attempt(self, task: Any, work: Callable[[], T]) -> T:
-        """Does a task in all processes; for process 0.
-
-        Raises:
-          CorruptionError: If it is damaged for another process.
-          OthersError: If it fails in another process.
-        """
+        """Does a task in all processes, or raises an OthersError or CorruptionError; in process 0."""
         group = self._round()
         group.announce(json.dumps({"task": task}))
         mine = _outcome(work)

@@ -17,19 +17,10 @@ from treepack.errors import TreepackError
 
 
 class Preemption:
-    """Notices the signal until `end`.
-
-    Attributes:
-      number: The number of the signal, once received.
-    """
+    """Notices the signal until `end`; then `number` is its number."""
 
     def __init__(self) -> None:
-        """Begins to listen.
-
-        Raises:
-          ValueError: In another thread than the main one.
-          TreepackError: If there are several processes, and jax has no preemption service.
-        """
+        """Must be called in the main thread; several processes need jax's preemption service."""
         self.number: int | None = None
         self._before: Any = None
         self._is_alone = _jax.processes()[1] == 1

@@ -25,13 +25,12 @@ class NodeKind(NamedTuple):
       make: Takes a template container and new children by name, returns a new container.
       flax_message: Takes a container of a template, a state with other children, the names of the
         container's children, and the path of both; returns flax's message.
-      sort: The sort of nodes whose types the registry describes: `"namedtuple"`, `"dataclass"`,
-        `"struct"` of flax, or `"pytree"` for nodes of JAX's registry.
+      sort: The sort of nodes whose types the registry describes: `"struct"` is of flax, `"pytree"`
+        of JAX's registry.
       names: Returns the names of the fields of a dataclass or struct that are children.
       more_allowed: Whether a state may have children that the template lacks.
       upgrade: Converts a state from an older form to the current one.
-      final: Whether a handler of the program converts the whole subtree; `make` then takes its
-        state.
+      final: Whether a handler of the program converts the whole subtree; `make` takes its state.
       open: Returns `children` and `make` of one container at once, if that saves work.
     """
 

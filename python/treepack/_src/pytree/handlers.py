@@ -18,12 +18,7 @@ from treepack._src.interop.modules import is_from
 
 
 class Handlers(NamedTuple):
-    """The two functions registered for a type.
-
-    Attributes:
-      to_state: Takes an object, returns its state.
-      from_state: Takes a template object and a state, returns a new object.
-    """
+    """The two functions registered for a type; `from_state` takes a template and a state."""
 
     to_state: Callable[[Any], Any]
     from_state: Callable[[Any, Any], Any]
@@ -91,10 +86,7 @@ def register_serialization_state(
 
 
 def is_builtin(ty: type) -> bool:
-    """Returns whether a type needs no handler, because the walk handles it.
-
-    Registering one requires `override=True`, as in flax.
-    """
+    """Returns whether the walk handles a type: a handler requires `override=True`, as in flax."""
     return ty in _CONTAINERS or _jax.is_partial_type(ty)
 
 

@@ -57,9 +57,8 @@ _Children = dict[str, Any]
 def flatten(value: Any) -> tuple[_Children, _Children, _Children, jax.tree_util.PyTreeDef]:
     """Takes a pytree node apart.
 
-    Returns:
-      The children by name, numbered if their keys are not unique; the children that are state; the
-      functions among the others; and the treedef.
+    Returns the children by name, numbered if their keys are not unique; the children that are
+    state; the functions among the others; and the treedef.
     """
     from jax.tree_util import tree_flatten_with_path
 
@@ -230,9 +229,9 @@ def _without_handlers(value: Any) -> NodeKind | None:
 
 
 def describes_array(value: Any) -> bool:
-    """Returns whether a dataclass describes an array: its fields include a shape and a dtype.
+    """Returns whether a dataclass describes an array by a shape and a dtype, such as Orbax's.
 
-    Templates have such leaves, for example Orbax's. A dtype that is a string may be a setting.
+    A dtype that is a string may be a setting.
     """
     if not dataclasses.is_dataclass(value) or not {"shape", "dtype"} <= {*data_fields(value)}:
         return False

@@ -219,11 +219,7 @@ def abstract_array(
 
 
 class Transfer:
-    """Copies an array to the memory of the host.
-
-    Attributes:
-      shards: The distinct shards of the array, each with the index of its first element.
-    """
+    """Copies the distinct shards of an array, with the indices of their starts, to the host."""
 
     @staticmethod
     def view(array: jax.Array) -> np.ndarray | None:

@@ -16,10 +16,7 @@ _FLAX_REFERENCE = "//GDAPlaceholder:"
 
 
 def reference_text(leaf: object) -> str | None:
-    """Describes a leaf that refers to another file, with a remedy; `None` for other leaves.
-
-    The leaf may be a dict: T5X keeps the specification of an array for TensorStore.
-    """
+    """Describes a leaf that refers to another file, with a remedy; also a dict of T5X."""
     if isinstance(leaf, str) and leaf.startswith(_REFERENCES):
         return (
             "references of Orbax or T5X to files beside it: restore it with that library, or with "

@@ -57,8 +57,7 @@ def is_serializable(target: Any) -> bool:
 def expand(node: Any) -> tuple[Any, bool]:
     """Expands one level of a container for the native walk.
 
-    Returns the children by name and `False`; or the complete state from a registered handler and
-    `True`.
+    Returns children by name and `False`; or the state from a registered handler and `True`.
     """
     kind = kind_of(node)
     if kind is None:

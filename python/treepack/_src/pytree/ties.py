@@ -40,11 +40,10 @@ def shareable(node: Any, trail: Trail = _ROOT) -> Iterator[tuple[Trail, Any]]:
 
 
 def tied(tree: Any, ties: Iterable[tuple[str, str]], above: Sequence[str] = ()) -> Any:
-    """Returns a tree that has one node at both paths of each tie.
+    """Returns a tree that has one node at both paths of each tie, without modifying nodes.
 
-    Nodes are not modified, since the program may have made them. Ties of parts that the tree lacks
-    have no effect. `above` are the parts of its path, if it is a part of the tree with these ties.
-    Raises a DecodeError if a tie of a file leads to itself.
+    Ties of parts that the tree lacks have no effect. `above` is its path, if it is a part. A tie of
+    a file that leads to itself is a DecodeError.
     """
     root = _Branch()
     below = len(above)
@@ -57,11 +56,7 @@ def tied(tree: Any, ties: Iterable[tuple[str, str]], above: Sequence[str] = ()) 
 
 
 class _Branch:
-    """A place on the way to tied nodes.
-
-    Attributes:
-      first: The place whose node belongs here; `None` for the node of this place.
-    """
+    """A place on the way to tied nodes; `first` is the place whose node belongs here."""
 
     __slots__ = ("_below", "_is_open", "_made", "_node", "first")
 

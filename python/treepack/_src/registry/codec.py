@@ -93,10 +93,7 @@ def checked_factory(factory: Any) -> Any:
 
 
 def found_in(module: str, name: str) -> Any:
-    """Finds an attribute of a module that the program has imported.
-
-    Otherwise raises an UnregisteredTypeError.
-    """
+    """Finds an attribute of a module that the program has imported, or raises."""
     value = found_at(module, name)
     if value is None:
         raise UnregisteredTypeError(
@@ -130,7 +127,7 @@ def of_class(
 ) -> Codec:
     """Returns the codec of a class, without subclasses, of a module that may not be imported.
 
-    `make` takes the class and the parts. The name in files is by default the `path`.
+    `make` takes the class and the parts.
     """
     module, _, attribute = path.rpartition(".")
 

@@ -69,10 +69,7 @@ def has_setter(ty: type, name: str) -> bool:
 
 
 def name_and_parts(value: Any) -> tuple[str, Any] | None:
-    """Returns the name of a value's type, and the parts of the value; `None` if they are unknown.
-
-    The name is the registered name, or else a library's or the type's own.
-    """
+    """Returns the name of a value's type (registered, a library's, or its own), and its parts."""
     ty = type(value)
     named = AUXDATA.named(ty)
     if named is not None:
@@ -100,10 +97,7 @@ def parts_of(value: Any) -> Any:
 
 
 def part_of(value: Any, name: str) -> tuple[Any] | None:
-    """Returns one part of a value that `name_and_parts` splits, or of a container, in a 1-tuple.
-
-    `None` if it has no such part.
-    """
+    """Returns a part of a value that `name_and_parts` splits, or of a container, in a 1-tuple."""
     named = AUXDATA.named(type(value))
     value = value if named is None else named[1].encode(value)
     ty: Any = type(value)

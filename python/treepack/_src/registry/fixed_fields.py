@@ -26,12 +26,11 @@ class FixedFields(NamedTuple):
     """The attributes that all nodes of a type have.
 
     Attributes:
-      names: The names of the children, which are attributes.
-      static: The names of the static data, which are attributes; `None` if unknown.
+      names: The names of the children.
+      static: The names of the static data; `None` if unknown.
       make: Takes a template and new children in the same order, returns a new node.
       head: The static data before these.
-      exactly: The number of attributes; nodes with another number are flattened in Python. `None`
-        for any number.
+      exactly: The number of attributes, or `None`; other nodes are flattened in Python.
       code: Whether functions among the children are not state. Nodes with functions are flattened
         in Python.
       pytree: Whether JAX's registry has the type. Its children become state dicts even inside a

@@ -27,7 +27,6 @@ class Hole(NamedTuple):
       field: The field of the value, or a path that begins with the field if the value is inside its
         data; empty for all static data of a node or for a leaf, `None` for the node itself without
         its children.
-      description: A description of the value.
       name: The name of its type, if the value was saved.
       parts: The parts of the value, if it was saved; see `definitions.py`.
     """

@@ -56,10 +56,7 @@ _OF_JAX = {
 
 
 def is_inert(value: Any, more: Callable[[Any], bool] | None = None) -> bool:
-    """Returns whether code of a library may receive a value from a file.
-
-    `more` accepts further values, also as parts of containers.
-    """
+    """Returns whether code of a library may receive a value from a file; `more` accepts others."""
     ty = type(value)
     if ty in _ATOMS or isinstance(value, (np.generic, np.dtype)) or _jax.is_array(value):
         return True
@@ -85,8 +82,8 @@ def is_inert(value: Any, more: Callable[[Any], bool] | None = None) -> bool:
 def is_given(value: Any) -> bool:
     """Returns whether code of the program may receive a value from a file.
 
-    Allowed are inert values and, in plain containers, functions, classes, and values of types that
-    the program registered as static data: the program named these, and expects them.
+    Allowed are inert values and, in plain containers, functions, classes, and values of registered
+    types of static data: the program named these, and expects them.
     """
     return is_inert(value, _is_named)
 
@@ -184,10 +181,7 @@ Stores = Callable[[Any], bool]
 
 
 def storing(ty: Any, fields: Fields | None) -> Stores | None:
-    """Returns a check for static data that rebuilding a node only stores.
-
-    `None` if unknown code rebuilds the nodes.
-    """
+    """Returns a check for static data that rebuilding only stores; `None` for unknown code."""
     registered = _jax.Registration.of(ty)
     if registered is None:
         return None

@@ -21,11 +21,7 @@ _exported: dict[str, _Exported] = {}
 
 
 def check_name(nodetype: type, name: str) -> None:
-    """Raises a ValueError if `jax.export` would reject a name.
-
-    JAX has no public query, and its own error would come too late to undo the registration with
-    JAX.
-    """
+    """Raises a ValueError if `jax.export` would reject a name, too late to undo the rest."""
     if name in _exported:
         return
     types, names = _registries()

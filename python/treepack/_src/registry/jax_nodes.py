@@ -189,10 +189,7 @@ _FUNCTIONS = "treepack.functions"
 class _Marked(NamedTuple):
     """Marked static data.
 
-    Attributes:
-      static: The static data without the mark.
-      names: The names of the children.
-      functions: The functions among the children; `None` if the children are conditional.
+    `static` lacks the mark; `functions` among the children are `None` if these are conditional.
     """
 
     static: Any

@@ -13,10 +13,6 @@ class LeftOut:
     """Which static data and code one save leaves out, and which nodes it meets again.
 
     `Recorder` (`nodes.py`) is the form for the core, which calls `ties` after its walk.
-
-    Attributes:
-      static: Which static data that cannot be stored are left out.
-      has_code: Whether leaves that are code have been left out.
     """
 
     def __init__(self, static: Static = "error"):

@@ -47,8 +47,7 @@ def library_name(ty: type, fits: Callable[[type], bool] = is_node) -> str | None
 def find(name: str, fits: Callable[[type], bool] = is_node) -> type | None:
     """Finds a type of a known library that `fits` by its name in a file.
 
-    Also reads names of programs that registered the type under its path, such as
-    `optax.ScaleByAdamState`.
+    Also reads names of programs that registered the type under its path.
     """
     library = library_of(name)
     if library is None or imported(library) is None:
@@ -69,8 +68,8 @@ def find(name: str, fits: Callable[[type], bool] = is_node) -> type | None:
 def _modules(library: str, _count: int) -> dict[str, list[str]]:
     """Names of types, with a library's modules that have them.
 
-    Made again when the number of all modules changes: there are thousands of modules, and a file
-    may name as many types.
+    Made again when the number of modules changes: there are thousands, and a file may name as many
+    types.
     """
     by_name: dict[str, list[str]] = {}
     for name, module in list(sys.modules.items()):

@@ -54,13 +54,10 @@ class Lookups:
         unknown_as_dict: bool,
         is_part: bool,
     ):
-        """Takes the common parts of the lookups of a load.
+        """`types` has the name, fields and version of each type in the record.
 
-        Args:
-          types: The name, fields and version of each type in the record.
-          static: See above.
-          unknown_as_dict: Whether dicts replace nodes that cannot be made.
-          is_part: Whether a part of the tree is loaded, which may lack nodes of some types.
+        With `unknown_as_dict`, dicts replace nodes that cannot be made. A part of a tree may lack
+        nodes of some types.
         """
         self.static = static
         self.values: dict[tuple[str, ...], Any] = {}
@@ -90,11 +87,8 @@ class Lookups:
     def node_type(self, number: int) -> NodeType | None:
         """Finds a type of the record, and converts it to read nodes with the saved fields.
 
-        `None` if dicts replace its nodes.
-
-        Raises:
-          UnregisteredTypeError: If the type is not registered, or the saved fields cannot be
-            converted. It lists all unregistered types, unless only a part is loaded.
+        `None` if dicts replace its nodes. An UnregisteredTypeError lists all unregistered types,
+        unless only a part is loaded.
         """
         name, fields, version = self._types[number]
         try:
@@ -116,10 +110,7 @@ class Lookups:
             raise
 
     def _type_in_static(self, name: str) -> NodeType | None:
-        """Finds a type among the nodes in `static`, by its name without registration.
-
-        Several types of the name are an UnregisteredTypeError.
-        """
+        """Finds a type among the nodes in `static`, by its name without registration."""
         if self._types_in_static is None:
             self._types_in_static = {}
             _collect_types(self.static, self._types_in_static, {})
@@ -157,15 +148,10 @@ class Lookups:
         return False
 
     def fill(self, static: Any, path: list[str], ty: type) -> tuple[Any, bool]:
-        """Replaces the placeholders in static data of a node.
+        """Replaces the placeholders in static data of a node, at a path of a type.
 
-        Args:
-          static: The data: a placeholder, or a container with placeholders.
-          path: The keys that lead to the node.
-          ty: The type of the node.
-
-        Returns:
-          The data, and whether all placeholders have been replaced: `hole_error` describes others.
+        Returns the data, and whether all placeholders have been replaced: `hole_error` describes
+        others.
 
         Raises:
           HoleError: If placeholders remain, and a dict replaces the node.
@@ -341,8 +327,7 @@ class _Filling:
     ) -> tuple[Any] | None:
         """Finds the value of a placeholder in a tree like the saved tree.
 
-        `inside` is its path in the static data, `count` the number of keys above the tree; -1 for
-        all of `static`.
+        `count` is the number of keys above the tree; -1 for all of `static`.
         """
         if count not in self._templates:
             self._templates[count] = self._node_in(template, max(count, 0))

@@ -115,17 +115,15 @@ _GONE = "an alias is the name of a type that is gone: leave it out, or restart w
 class Names(Generic[T]):
     """Maps names to objects of one sort, and objects to names.
 
-    An object has one name, and a name one object. An object may also have aliases, which are read
-    and never written. Objects are compared by identity, since not all are hashable.
+    An object has one name, and a name one object. Aliases are read and never written. Objects are
+    compared by identity, since not all are hashable.
     """
 
     def __init__(self, sort: str, writing: Callable[[T], T] = lambda entry: entry):
-        """Creates an empty table.
+        """`sort` is the word for such an object in messages.
 
-        Args:
-          sort: The word for such an object in messages, such as `node type`.
-          writing: Takes the entry of an object that lost its name, returns an entry that can only
-            write, without a reference to the object.
+        `writing` makes the entry of an object that lost its name one that can only write, without a
+        reference to the object.
         """
         # The number of completed changes. A cache reads it before a lookup, to detect stale
         # entries.
@@ -246,11 +244,7 @@ def function_name(function: Any) -> str | None:
 
 
 def default_name(thing: Any) -> str:
-    """Returns the default name of a type or function.
-
-    It is the module and the qualified name; for private modules, the shortest public path, such as
-    `optax.EmptyState`.
-    """
+    """Returns the module and qualified name; for private modules, the shortest public path."""
     module, name = str(thing.__module__), thing.__qualname__
     parts = module.split(".")
     if any(part.startswith("_") for part in parts) and module != "__main__":

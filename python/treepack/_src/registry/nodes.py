@@ -57,14 +57,9 @@ def _flatten(
 ) -> tuple[str, Fields | None, int, bytes, dict[str, Any], bool] | None:
     """Flattens a node.
 
-    Returns:
-      The name, fields and version of its type; its static data; its children; and whether they come
-      from a handler, so that lists in them stay lists. `None` for a JAX array, which stays an array
-      even if the program has a handler for it.
-
-    Raises:
-      TypeError: If the static data cannot be stored and are not left out; or the type lost its name
-        to a newer definition.
+    Returns the name, fields and version of its type; its static data; its children; and whether
+    they come from a handler, so that lists in them stay lists. `None` for a JAX array, which stays
+    an array even if the program has a handler for it.
     """
     ty = type(node)
     left_out.meet(node)

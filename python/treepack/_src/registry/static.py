@@ -149,10 +149,7 @@ def _by_definition(ty: type) -> tuple[Callable[[Any], Any], Callable[[Any], Any]
 
 
 def register_fields(ty: Any, name: str, aliases: Sequence[str] = ()) -> None:
-    """Also registers a dataclass or namedtuple as static data, unless the program already did.
-
-    Its fields are stored by name.
-    """
+    """Also registers a dataclass or namedtuple as static data, by fields, unless it is."""
     entry = AUXDATA.entry_of(ty)
     if entry is not None and entry.by_program:
         return
@@ -256,8 +253,7 @@ def metadata_in(record: bytes | None, *, unknown_as_dict: bool = True) -> Any:
 def rebuild_value(name: str, parts: Any, *saved: Any) -> Any:
     """Rebuilds a value from the name and the parts that `reduce_value` returned.
 
-    `saved` has the parts before placeholders in them were replaced, if there were any. Raises an
-    UnregisteredTypeError, or a DecodeError for parts that do not fit.
+    `saved` has the parts before placeholders in them were replaced, if there were any.
     """
     auxdata = AUXDATA.by_name(name)
     if auxdata is not None:

@@ -36,8 +36,6 @@ class NodeType(NamedTuple):
     `foreign` by name.
 
     Attributes:
-      ty: The type.
-      name: Its name in files.
       flatten: Takes a node, and what the save leaves out; returns its encoded static data, and its
         children by name.
       unflatten: Takes static data, names and children, returns a node.
@@ -48,15 +46,14 @@ class NodeType(NamedTuple):
         saved with other fields must be converted; see `evolved`.
       checked: Whether nodes have exactly these children and static data; otherwise `fields` only
         lists the fields of a dataclass.
-      split: For a type whose `fields` do not tell which of them are static: takes fields, and the
-        parts of a node that was saved with them; returns these fields and those of the type, split
-        into children and static data, and the parts split accordingly. A static field named "" is
-        a mark of the type's library, hidden from programs.
-      version: The version of the definition, as the program registered it.
+      split: If `fields` do not tell which are static: takes fields, and the parts of a node that
+        was saved with them; returns these fields and the type's, split into children and static
+        data, and the parts split accordingly. A static field named "" is a mark of the type's
+        library, hidden from programs.
       upgrade: Takes static data by name, children by name, and the version in which they were
         saved; returns both in this version. `None` if no version needs it.
       order: The indices into `fields` (children first) in the order of the type's arguments, if
-        calling the type with them equals `unflatten` (it is faster); `None` otherwise.
+        calling the type with them equals `unflatten` (it is faster).
       writes_auxdata: Whether JAX's auxdata are stored unchanged.
       static_of: Takes a node, returns the static data that replace placeholders in nodes like it.
       check: Takes static data of a file; raises if code that rebuilds nodes must not receive them.
@@ -123,10 +120,7 @@ def check_static(expected: list[str], static: Any) -> None:
 
 
 def evolved(entry: NodeType, saved: Fields | None, version: int) -> NodeType:
-    """Returns a type that rebuilds nodes which were saved with other fields.
-
-    Raises an UnregisteredTypeError if the saved fields cannot be converted.
-    """
+    """Returns a type that rebuilds nodes which were saved with other fields, or raises."""
     if version != entry.version:
         if entry.upgrade is None or version > entry.version:
             raise _refusal(
@@ -231,10 +225,7 @@ def _converter(
 
 
 def _on_structs(upgrade: Upgrade) -> Upgrade:
-    """Returns an upgrade of nodes with a `ShapeDtypeStruct` in place of each array, also in result.
-
-    JAX traces the function, which therefore needs no values.
-    """
+    """Returns an upgrade of nodes with `ShapeDtypeStruct`s for arrays, which JAX traces."""
 
     def upgraded(static: dict[str, Any], children: dict[str, Any], version: int) -> Any:
         import jax
@@ -280,10 +271,7 @@ def _on_structs(upgrade: Upgrade) -> Upgrade:
 
 
 def _mapped(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Returns a tree with the results of a function for its leaves; containers keep their order.
-
-    A node whose handler of the program converts it is a leaf.
-    """
+    """Maps leaves; containers keep their order. Nodes that handlers convert are leaves."""
     kind = kind_of(tree)
     if kind is None or kind.final:
         return function(tree)

@@ -114,10 +114,9 @@ def described(value: Any) -> str:
 def difference(
     target: Any, state: Any, strict: Strict, *, cast: bool = False
 ) -> tuple[str, str] | None:
-    """Compares a leaf of a template with the state in its place; see the table above.
+    """Compares a leaf with the state in its place; see the table above. Describes both, or `None`.
 
-    With `cast`, all float dtypes count as equal, and all integer dtypes. Returns descriptions of
-    both; `None` if they match.
+    With `cast`, all float dtypes count as equal, and all integer dtypes.
     """
     if not strict or (isinstance(target, type) and not _is_dtype(target)):
         return None

@@ -46,10 +46,7 @@ _KEYS = {
 class Level(NamedTuple):
     """A node of a template whose children are one level away from it in the file.
 
-    Attributes:
-      hint: What to pass as the template.
-      path: The path of the node.
-      names: The names of the missing and unexpected children that the hint explains.
+    `hint` says what to pass; `names` are the missing and unexpected children that it explains.
     """
 
     hint: str
@@ -64,10 +61,7 @@ class Level(NamedTuple):
 def level_of(
     target: Any, children: Mapping[str, Any], state: Mapping[Any, Any], path: Trail
 ) -> Level | None:
-    """Compares the names of a node with those one level away, if the file has none of them.
-
-    `state` is in its place, and lacks all of its `children`.
-    """
+    """Compares the names of a node with those one level away, if the state has none of them."""
     at, is_root = str(path), not path.parts
     names = {str(name): name for name in state}
     shared = {
@@ -301,10 +295,7 @@ _AXES = "abcdefghijklmnopqrstuvwxyz"
 
 
 def _split(theirs: list[int], ours: list[int]) -> str | None:
-    """Returns the axes of a rule that splits or joins axes in their order, as `a (b c) -> a b c`.
-
-    `None` if the shapes do not tell them, or no rule does it.
-    """
+    """Returns axes that are split or joined in their order, as `a (b c) -> a b c`, or `None`."""
     if min([*theirs, *ours], default=0) < 2 or max(len(theirs), len(ours)) > len(_AXES):
         return None
     letters = iter(_AXES)

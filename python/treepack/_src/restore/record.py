@@ -40,10 +40,7 @@ def assembled(
     at: Sequence[tuple[int, int]] = (),
     parts: Sequence[str] = (),
 ) -> Any:
-    """Builds a tree from its state, which it consumes, and the record of its structure, if any.
-
-    See `_core.assemble` for the other parameters.
-    """
+    """Builds a tree from its state, which it consumes, and its record; see `_core.assemble`."""
     return core.assemble(
         state,
         record,

@@ -43,7 +43,6 @@ class Coverage:
       notes: Whether to record paths for a report.
       lacks: By path, the reasons why a mapping does not make leaves.
       names: With a mapping, the paths of leaves in the file by those in the tree.
-      has_function: Whether the mapping is a function.
       absent: The placeholder in the state for parts that are not loaded.
     """
 
@@ -120,10 +119,7 @@ class Coverage:
         return first is not None
 
     def unused(self, paths: Collection[str], refusal: str | None) -> None:
-        """Records leaves of the file in whose place a mapping puts others.
-
-        If there are any, raises a MismatchError with the text `refusal`, unless it is `None`.
-        """
+        """Records leaves in whose place a mapping puts others; raises with `refusal`, if any."""
         if paths and refusal is not None:
             raise MismatchError(refusal, [Mismatch(path, NOTHING, "a leaf") for path in paths])
         self._note(self._unexpected, paths)
@@ -134,8 +130,7 @@ class Coverage:
     def check_values(self, corrupt: Collection[str]) -> None:
         """Raises a MismatchError if a wanted, undamaged leaf stays a `ShapeDtypeStruct`.
 
-        If the whole state is loaded, it may be one of several files with parts of the tree: only
-        warns.
+        Only warns if the whole state is loaded: it may be one of several files.
         """
         lacking = [leaf for leaf in self.wanted(corrupt) if _jax.is_struct(self._kept[leaf.path])]
         if lacking and self._loaded and not (self._unexpected or self.skipped):
@@ -168,10 +163,7 @@ class Coverage:
             )
 
     def warn_of_unlike(self) -> None:
-        """Warns of subtrees of which the state has leaves, but none that the template has.
-
-        They are one or two levels deep.
-        """
+        """Warns of subtrees, one or two levels deep, of which the state has only other leaves."""
         kept = {leaf.path for leaf in self.wanted()}
         ours = self._kept.keys() | self._loaded.keys()
         unused = self._unexpected.keys() | self._left.keys() - ours
@@ -231,7 +223,7 @@ def state_leaves(state: Any, path: Trail, *, ends: bool = False) -> Iterator[tup
 def _moved(ours: Collection[str], theirs: Collection[str]) -> tuple[str, str] | None:
     """Returns a path of each side if one has the other's leaves one or two levels deeper.
 
-    Or below a similar name; `None` if there are no such paths.
+    Or below a similar name.
     """
     for deep, flat in ((theirs, ours), (ours, theirs)):
         for path in deep:

@@ -50,8 +50,6 @@ class Restore:
     `restore_child` and `other_name`.
 
     Attributes:
-      reading: The options.
-      strict: The option `strict`; inner calls inherit it.
       everywhere: Whether it also converts leaves where the template has NumPy arrays.
       restore_child: Restores a child of the template in Python.
       child: Restores a child of the template: `restore_child`, or the core.
@@ -173,8 +171,8 @@ class Restore:
     def whole(self, target: Any, state: Any, name: str) -> Any:
         """Restores a tree, and converts its leaves if `convert` is set.
 
-        To convert, it walks the tree once to compare and collect the leaves, without running code
-        of the types, and once more to build the tree.
+        Then it walks the tree once to compare and collect the leaves, without running code of the
+        types, and once more to build the tree.
         """
         if self.convert is None:
             return self.below(target, state, name)

@@ -165,8 +165,8 @@ def restore_part(
       given: Returns values that are not read from the file; `None` if a state is needed.
       fetching: Returns a context in which the leaves are fetched.
       read: Reads the state, and returns it with its record.
-      convert: See `restore_tree`, also for `partial`.
-      partial: The leaves to restore.
+      convert: See `restore_tree`.
+      partial: See `restore_tree`.
     """
     catalog, value, above = place
     record = catalog.record
@@ -215,8 +215,7 @@ def restore_tree(
       convert: Takes all leaves found for arrays of the template, returns their replacements. Called
         once everything matches.
       partial: The leaves to restore; `None` for all.
-      record: The record of the structure if the state lacks it, and the position of the tree in it;
-        see `_core.assemble`.
+      record: The record of the structure if the state lacks it, and the position of the tree in it.
       above: The parts of that position's path.
     """
     if target is None or core.RECORD_KEY not in _keys(target):

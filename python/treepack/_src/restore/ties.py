@@ -31,7 +31,7 @@ def joined(
     The template decides which nodes are one. If the file has other values in their places, that is
     a mismatch, unless one of them was not loaded. Ties that only the file has are restored where
     the template is abstract, as `jax.eval_shape` loses them; elsewhere they are a mismatch, too.
-    `strict=False` leaves such nodes apart. `above` are the parts of the tree's path in the file.
+    `strict=False` leaves such nodes apart.
     """
     if restore.mismatches or not restore.has_shareable:
         return tree

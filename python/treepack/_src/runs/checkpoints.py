@@ -27,12 +27,7 @@ T = TypeVar("T")
 
 
 class Checkpoints:
-    """The checkpoints of a series as this process knows them.
-
-    Attributes:
-      folder: Their directory.
-      damaged: The errors of those that are damaged, by step.
-    """
+    """The checkpoints of a series as this process knows them; `damaged` has errors by step."""
 
     def __init__(self, folder: Folder):
         self.folder = folder
@@ -93,10 +88,7 @@ class Checkpoints:
         self.damaged.pop(summary.step, None)
 
     def summary(self, step: int, *, is_directory: bool = False) -> Summary | None:
-        """Returns a checkpoint, which is read once; `None` if it is damaged.
-
-        Raises an error that is not damage; see `Contents.is_damage`.
-        """
+        """Returns a checkpoint, which is read once; `None` if it is damaged."""
         if step in self.damaged:
             return None
         summary = self._summaries.get(step)
@@ -136,12 +128,9 @@ class Checkpoints:
     def room_for(self, step: int, is_sharded: bool) -> Iterator[Callable[[], None]]:
         """Claims the directory for the save of a step, and removes a damaged checkpoint of it.
 
-        Yields a function that checks the claim.
-
-        Raises:
-          BusyError: If another job saves there.
-          InvalidCheckpointError: If a later checkpoint is there, which would be resumed instead, or
-            one of this step that has another form.
+        Yields a function that checks the claim. Raises a BusyError if another job saves there, an
+        InvalidCheckpointError if a later checkpoint is there, which would be resumed instead, or
+        one of this step that has another form.
         """
         folder, path = self.folder, self.path(step)
         with Directory.at(folder.directory).held() as check:
@@ -165,10 +154,9 @@ class Checkpoints:
             yield check
 
     def check_last(self, step: int, *others: Checkpoints) -> Mapping[int, CheckpointEntry]:
-        """Returns the checkpoints of the directory, unless it has one of a later step.
+        """Returns the checkpoints; an InvalidCheckpointError if one of a later step is there.
 
-        That is an InvalidCheckpointError, which also names those in the other directories that
-        `resume` would take.
+        It also names those in the other directories that `resume` would take.
         """
         numbered = self.folder.numbered()
         later = reversed(self.complete(numbered, step + 1))
@@ -190,8 +178,7 @@ class Checkpoints:
     def copied(self, step: int, target: Checkpoints) -> Iterator[Callable[[], None]]:
         """Copies a local checkpoint to another directory, in one commit.
 
-        Yields a function that checks the claim of that directory. Raises a TreepackError if the
-        checkpoint does not match its checksums; see also `room_for`.
+        Yields a function that checks the claim of that directory.
         """
         entry = self.folder.numbered().get(step)
         is_directory = entry is not None and entry.is_directory
@@ -228,7 +215,6 @@ class Commit:
     """The save of one step: it is encoded, and then called, which writes and commits.
 
     Attributes:
-      path: The path of the checkpoint.
       then: Called in process 0 after the commit, with a function that checks the claim of the
         directory.
       abandon: Called with the error if the save is never called.

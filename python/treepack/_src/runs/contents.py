@@ -50,13 +50,7 @@ _DAMAGE = (*DAMAGE, CorruptionError, FileNotFoundError, EOFError)
 
 
 class Summary(NamedTuple):
-    """A checkpoint as the rules see it.
-
-    Attributes:
-      step: Its step.
-      time: When it was saved, in seconds since 1970; `None` if it was not saved by `Series`.
-      metrics: Its metrics.
-    """
+    """A checkpoint as the rules see it; `time` in seconds since 1970, if `Series` saved it."""
 
     step: int
     time: float | None
@@ -66,8 +60,7 @@ class Summary(NamedTuple):
 def describe(saved: Saved, step: int, seconds: float, metrics: Any, local: Any) -> Summary:
     """Adds step, time, metrics and a local item to the metadata of a save.
 
-    The metrics of the result are there once the metadata are encoded: an error in them is one of
-    the save.
+    The metrics of the result are there once these are encoded: their errors are the save's.
     """
     summary = Summary(step, seconds, stored := dict[str, float]())
 
@@ -252,10 +245,7 @@ def read(
     is_whole: bool = False,
     **options: Any,
 ) -> T:
-    """Calls a function with the open checkpoint of a step; see `read_at` and `open_regular`.
-
-    With `is_whole`, all of a remote file is read, in one request.
-    """
+    """Calls a function with the open checkpoint of a step; see `read_at` and `open_regular`."""
 
     def opened(path: Address) -> T:
         reader = open_regular(path, is_directory=is_directory, is_whole=is_whole, **options)

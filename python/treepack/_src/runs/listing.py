@@ -20,12 +20,9 @@ class Checkpoint(NamedTuple):
     """A checkpoint of a run.
 
     Attributes:
-      step: Its step.
-      name: Its name.
-      nbytes: Its size in bytes, and likewise the next ones, if it can be read.
+      nbytes: Its size; `None`, like the next ones, if it cannot be read.
       added: The bytes of its files that are not links to those of checkpoints before it.
       saved: When it was saved.
-      metrics: Its metrics.
       pinned: Whether the rules of the run keep it.
       damage: Why it cannot be read.
     """

@@ -45,10 +45,7 @@ _MOST_NUMBER = 10**18
 
 
 def checked(name: str, number: Any, cure: str, *, least: int = 0) -> int:
-    """Returns a step or version as an integer.
-
-    Raises a TypeError, with the `cure`, or a ValueError below `least` or if it is too large.
-    """
+    """Returns a step or version as an integer; an error ends with the `cure`."""
     try:
         if isinstance(number, bool):
             raise TypeError("a bool is an integer, too")
@@ -201,8 +198,8 @@ class Listing:
     def numbered(self) -> dict[int, CheckpointEntry]:
         """Returns the entries that are named by the prefix and an integer, by step, in order.
 
-        Other names, such as `step_7.bak` or `step_007`, are not of the series. Where a store has a
-        file and a directory of one name, the file is the one that is read.
+        Not `step_7.bak` or `step_007`. Where a store has a file and a directory of one name, the
+        file is the one that is read.
         """
         numbered: dict[int, CheckpointEntry] = {}
         for entry in sorted(self.begun(), key=lambda entry: entry.is_directory):
@@ -257,10 +254,7 @@ class Listing:
 
 
 def read_at(path: Address, work: Callable[[Address], T]) -> T:
-    """Calls a function with the path of a checkpoint, again if it is replaced meanwhile.
-
-    Its errors name the file.
-    """
+    """Calls a function with the path of a checkpoint, again if it is replaced."""
 
     def attempt() -> T:
         with naming(path):
@@ -272,8 +266,8 @@ def read_at(path: Address, work: Callable[[Address], T]) -> T:
 def spaced(items: Iterable[tuple[T, float]], distance: float) -> Iterator[T]:
     """Yields the first of items, and each at least `distance` after the one yielded before.
 
-    `items` are in order, with positions. Removed and later items do not change the choice among the
-    others. An item before the last one yielded is far enough, too: the clock was set back.
+    Removed and later items do not change the choice among the others. An item before the last one
+    yielded is far enough, too: the clock was set back.
     """
     last = -math.inf
     for item, position in items:

@@ -54,13 +54,7 @@ class Anchor(NamedTuple):
 
 
 class Version(NamedTuple):
-    """A published version.
-
-    Attributes:
-      name: Its unique name.
-      patch: The bytes of its patch of the version before; `None` if it has none.
-      anchor: Its anchor, if it has one.
-    """
+    """A published version: the bytes of its patch of the version before, if any, and its anchor."""
 
     name: str
     patch: int | None
@@ -109,11 +103,7 @@ class Head(NamedTuple):
 
 
 class Versions:
-    """The versions in a directory.
-
-    Attributes:
-      Changed: The error of `replace` if another writer has replaced the head since.
-    """
+    """The versions in a directory; `replace` raises `Changed` if another writer did."""
 
     Changed: ClassVar[type[Exception]] = ConditionError
 
@@ -137,8 +127,7 @@ class Versions:
     def loaded(self, head: Head, held: Head | None = None, max_size: int | None = None) -> Head:
         """Returns a head with its newest version, assembled from the fewest bytes.
 
-        `held` is a head with its version in memory, perhaps the same. Raises a FileNotFoundError or
-        CorruptionError if an object is gone or damaged.
+        `held` is a head with its version in memory, perhaps the same.
         """
         start, is_anchor = _start(head.versions, held)
         content = None if held is None else held.content

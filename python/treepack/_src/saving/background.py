@@ -279,14 +279,9 @@ class OneByOne(Executor):
     ) -> Saving | None:
         """Calls `write` after earlier work: now, or with `background` in a thread.
 
-        Args:
-          path: The path of the save.
-          write: Writes everything.
-          progress: See `save`.
-          background: Whether to return a `Saving`.
-          claims: The directory that `write` claims, if any. If this thread has interrupted a save
-            there, which ends only after this, `write` is called now.
-          abandon: Called with the error, instead of `write`, if no thread can be started.
+        If this thread has interrupted a save in the directory that `write` `claims`, which ends
+        only after this, `write` is called now. `abandon` is called with the error if no thread can
+        be started.
         """
         if not background:
             self.wait()  # for saves that a signal handler began since the call of `save`

@@ -52,16 +52,9 @@ def copy_checkpoint(
 ) -> None:
     """Copies a local checkpoint, in one commit.
 
-    Args:
-      source: Its path.
-      target: The path or URL of the copy.
-      check: Called before a file gets its name.
-      is_directory: Whether it is a directory.
-      earlier: Returns an earlier checkpoint in the store of the copy; files of both are linked.
-        Called only if the checkpoint has files of earlier saves.
-
-    Raises:
-      CorruptionError: If the size of a file differs from the manifest.
+    `check` is called before a file gets its name. If the checkpoint has files of earlier saves,
+    `earlier` returns an earlier one in the store of the copy; files of both are linked. Raises a
+    CorruptionError if the size of a file differs from the manifest.
     """
     if not is_directory:
         source.copy_to(target, check)

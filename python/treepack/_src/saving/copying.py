@@ -44,8 +44,7 @@ class Salvage(NamedTuple):
     """The intact rest of a file that is open for salvage.
 
     Attributes:
-      leaves: The number of intact leaves.
-      unchecked: The number of these without checksums.
+      unchecked: The number of intact leaves without checksums.
       is_damaged: Whether anything is lost or damaged.
       texts: Descriptions of lost leaves and of those that are not verified.
     """
@@ -66,7 +65,6 @@ class Copy(NamedTuple):
 
     Attributes:
       source: The file, for its metadata.
-      reader: Its reader.
       tree: The state; a damaged leaf is the error.
       record: The record of the structure with the bytes after it; `None` for a part.
       described: Whether the file has a record, even if this part of it has none.
@@ -116,12 +114,9 @@ class Copy(NamedTuple):
         return self._replace(tree=tree, record=None)
 
     def check(self, place: Address) -> None:
-        """Checks that all leaves are intact, and that the file may be saved at a place.
+        """Checks that all leaves are intact and not references to other files.
 
-        Raises:
-          ValueError: If it is the file itself, or its base.
-          TreepackError: If leaves are references to other files.
-          CorruptionError: If a leaf is damaged.
+        Raises a ValueError for the place of the file itself, or of its base.
         """
         for read in (self.reader.given, self.reader.base):
             if isinstance(read, Address) and read.real() == place.real():

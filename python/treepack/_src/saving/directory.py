@@ -70,8 +70,6 @@ class Written(NamedTuple):
     """A file with shards.
 
     Attributes:
-      name: Its name.
-      nbytes: Its size.
       record: The CRC-32 of its record.
       plan: The checksum of its plan.
       others: The name, size and record of each other file with shards of its process.
@@ -109,7 +107,7 @@ class Directory(abc.ABC):
     """The directory of a checkpoint.
 
     Attributes:
-      claimed: The place and the claiming thread; `None` if it is not claimed.
+      claimed: The place and the claiming thread.
       linked: The names of files that the save links from another directory.
     """
 
@@ -134,11 +132,7 @@ class Directory(abc.ABC):
         return self._path / name
 
     def claim(self, name: str) -> None:
-        """Begins a save with a name; `release` ends it.
-
-        Raises:
-          BusyError: If another job saves to the directory.
-        """
+        """Begins a save with a name; `release` ends it. A BusyError if another job saves."""
         self._interrupted = interrupted(self._path)
         self._name, self.claimed = name, (self._path.real(), threading.get_ident())
         _claimed[id(self)] = weakref.ref(self)
@@ -156,8 +150,7 @@ class Directory(abc.ABC):
         """Keeps other jobs from saving to a local directory, or removing from it.
 
         Yields a function that checks the claim. It waits for other threads of this process, except
-        for one that waits itself: perhaps in a signal handler, for this call. Raises a BusyError if
-        another job holds the lease.
+        for one that waits itself: perhaps in a signal handler, for this call.
         """
         yield self.check  # in a store the owner is unknown
 
@@ -200,10 +193,9 @@ class Directory(abc.ABC):
 
     @abc.abstractmethod
     def commit(self, manifest: bytes, names: set[str], *, durable: bool) -> None:
-        """Replaces the manifest that existed at the claim.
+        """Replaces the manifest that existed at the claim; a BusyError if another job did.
 
-        `names` are those in the directory after all files were written. Raises a BusyError if
-        another job replaced the manifest since.
+        `names` are those in the directory after all files were written.
         """
 
     def _warn(self, kept: Sequence[str]) -> None:
@@ -212,10 +204,7 @@ class Directory(abc.ABC):
 
     @abc.abstractmethod
     def clean(self) -> None:
-        """Removes the files of uncommitted and replaced saves if possible.
-
-        Files of a job that may be alive stay.
-        """
+        """Removes the files of uncommitted and replaced saves, except of jobs that may be alive."""
 
     def release(self) -> None:
         self.claimed = None

@@ -38,8 +38,6 @@ class Identity(NamedTuple):
 
     Attributes:
       paths: The path as the caller passed it, and absolute.
-      step: The step that the caller passed.
-      options: The options by name.
       metadata: A checksum.
       tree: A checksum of the paths, shapes and dtypes of arrays, and of the plan of writers.
       all: A checksum of everything outside of shards, including metadata and structure.
@@ -118,11 +116,7 @@ def identity_of(
     manifest: core.Manifest,
     arrays: Sequence[Any],
 ) -> Identity:
-    """Returns the identity of a save in this process.
-
-    `tree` is the checksum of `Identity.tree`, `manifest` has no files yet, and `arrays` are those
-    outside of it.
-    """
+    """`tree` is the checksum of `Identity.tree`; `arrays` are those outside of the manifest."""
     sums = [_checksum(array) for array in arrays]
     options = {
         "compress": writing.compress if writing.compress == "numbers" else bool(writing.compress),
@@ -182,8 +176,7 @@ def _sum_of(*parts: Buffer) -> str:
 def _is_one_place(mine: list[str], theirs: list[str]) -> bool:
     """Returns whether the paths of two processes may name the same directory.
 
-    Equal relative paths may, even if the working directories differ. If they do not, process 0 does
-    not find the files of the others.
+    Equal relative paths may. If they do not, process 0 does not find the files of the others.
     """
     return mine[0] == theirs[0] or mine[1] == theirs[1]
 

@@ -35,13 +35,8 @@ def base_of(
 ) -> Base | None:
     """Returns the data of a `base=`: of a tree, encoded bytes, a path or an open file.
 
-    `static` is for a tree; readers need only its arrays. `max_size` is for gzip. With `salvage`, a
-    file may be damaged.
-
-    Raises:
-      TreepackError: If it is neither a tree nor one file of treepack or flax; see `not_a_base`.
-      TypeError: If it is a file object, a part of an open file, several paths, or one leaf, except
-        an array.
+    `static` is for a tree; readers need only its arrays. Raises a TreepackError for other files, a
+    TypeError for a file object, a part of an open file, several paths, or one leaf except an array.
     """
     if base is None:
         return None
@@ -125,8 +120,7 @@ class Encoding(dict[str, Any]):
     """The options with which trees are laid out, `align` among them; see `_core.walk`.
 
     Attributes:
-      chunks: `treepack.serialization`, where programs change `MAX_CHUNK_SIZE`: the size in bytes
-        above which arrays are split into chunks.
+      chunks: `treepack.serialization`, where programs change `MAX_CHUNK_SIZE`.
     """
 
     __slots__ = ()
@@ -165,7 +159,7 @@ class Encoding(dict[str, Any]):
         """Lays out a tree for a file, with its structure, an index and checksums.
 
         With `digests`, also with those of its arrays: of the written bytes or, if these are
-        compressed, of the memory now. `base_name` is the base in the file's directory.
+        compressed, of the memory now.
         """
         # The blocks of a compressed file have their own; of a damaged patch, only these tell which
         # leaves are intact.

@@ -50,12 +50,7 @@ _WRITING_S = 0.01
 
 
 class OwnBusyError(BusyError):
-    """Another thread of this process is saving to the same directory.
-
-    Attributes:
-      thread: The identity of that thread.
-      token: The identity of its lease.
-    """
+    """Another thread of this process is saving to the same directory, with the lease `token`."""
 
     def __init__(self, text: str, thread: int, token: str):
         super().__init__(text)
@@ -78,10 +73,7 @@ class Permit:
     @classmethod
     @contextlib.contextmanager
     def taken(cls, path: Address, name: str) -> Iterator[Permit]:
-        """Keeps other jobs from saving to a local directory, which is made; stores have no lease.
-
-        Raises a BusyError if another job saves.
-        """
+        """Keeps other jobs from saving to a local directory, which it makes; stores have no lease."""
         if not path.is_local:
             yield cls()
             return
@@ -119,9 +111,7 @@ class Permit:
 class Lease(Permit):
     """The lease that this process holds while it saves to a directory.
 
-    Attributes:
-      spared: The name of a save whose lease has expired, but whose process may be alive: its files
-        stay for now.
+    `spared` is a save whose lease has expired, but whose process may be alive: its files stay.
     """
 
     def __init__(self, directory: Path):
@@ -136,11 +126,7 @@ class Lease(Permit):
         weakref.finalize(self, _end, self._files, self._stopped).atexit = False
 
     def take(self, name: str) -> None:
-        """Takes the lease for a save with this name; the caller must `release` it.
-
-        Raises:
-          BusyError: If another job holds it.
-        """
+        """Takes the lease for a save with this name; the caller must `release` it."""
         # The file gets its name when it is locked and written: a process that is killed leaves no
         # empty one.
         temporary = self._path.with_name(f".{FILE}.treepack-{secrets.token_hex(8)}.tmp")

@@ -60,7 +60,6 @@ class Part(NamedTuple):
       keys: The keys of its leaf in a file of shards.
       text: The path of its leaf in a file of shards.
       kind: Its dtype and shape.
-      data: Its elements.
       source: The JAX array that it is a shard of; `None` if it is of another array.
     """
 
@@ -109,8 +108,6 @@ class Step(NamedTuple):
     """The files of a saved step that have shards of this process.
 
     Attributes:
-      path: Its directory.
-      files: The files by name.
       sizes: The bytes of all shards in each file.
       shards: The shards by `Part.text`.
       sources: The JAX arrays by path.
@@ -153,10 +150,7 @@ class Step(NamedTuple):
     def unchanged(
         self, parts: Sequence[Part], probes: Sequence[bytes | None], threads: int | None
     ) -> dict[int, str]:
-        """Returns the files of unchanged shards by the number of the shard.
-
-        Digests are computed only of shards that may be unchanged.
-        """
+        """Returns the files of unchanged shards by number; digests only those that may be."""
         files, likely = {}, []
         for number, (part, probe) in enumerate(zip(parts, probes, strict=True)):
             stored = self.shards.get(part.text)
@@ -186,8 +180,7 @@ class Step(NamedTuple):
 class Linking:
     """Links the files of each step of a series to those of the step before.
 
-    Attributes:
-      step: The step that was saved or resumed last, once its files are known.
+    `step` was saved or resumed last, once its files are known.
     """
 
     def __init__(self, full_every: int | None):
@@ -226,10 +219,9 @@ class Linking:
         *,
         durable: bool,
     ) -> set[int]:
-        """Links the files of the last step that are worth it, and adds them to the next step.
+        """Links the files that are worth it, and adds them to the next step.
 
-        `unchanged` are the files of unchanged shards by number. Returns the numbers of the shards
-        in linked files.
+        Returns the numbers of the shards in them.
         """
         done: set[int] = set()
         for name in last.worth_linking(parts, unchanged):

@@ -29,9 +29,9 @@ from treepack._src.pytree.state_dict import leaves_of
 
 
 def mapped_leaves(tree: Any, mapping: Any, *, snapshot: bool) -> Leaves:
-    """Returns the leaves of a tree with their paths in the file; see `save`.
+    """Returns the leaves of a tree with their paths in the file; a copy with `snapshot`.
 
-    With `snapshot` they do not depend on the tree any more. Warns of rules that match nothing.
+    Warns of rules that match nothing.
     """
     leaves = {_paths.text(parts): leaf for parts, leaf in leaves_of(tree, ())}
     empty = (_paths.text(parts) for parts, is_leaf in ends_of(tree) if not is_leaf)

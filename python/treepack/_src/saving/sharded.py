@@ -285,8 +285,7 @@ class ShardedWrite:
     def _commit(self, directory: Directory, name: str, messages: Mapping[int, Message]) -> None:
         """Writes the manifest after all files; for process 0.
 
-        The number of requests does not depend on the number of processes. Raises a TreepackError if
-        a file is missing or belongs to another tree, or another job saves to the directory.
+        The number of requests does not depend on the number of processes.
         """
         files = []
         there = directory.names()
@@ -347,10 +346,7 @@ def _shards(
     wanted: list[int],
     process: int,
 ) -> list[tuple[int, list[str], Any]]:
-    """Returns the numbers, names and data of the shards that a process writes.
-
-    Blocks of rows are views of host memory.
-    """
+    """Returns the numbers, names and data of shards; blocks of rows are views of host memory."""
     counts, is_host = grid
     cells = core.ShardGrid(array.shape, counts)
     if is_host and len(cells) == 1:

@@ -50,10 +50,7 @@ class Fast:
         return self.checkpoints.folder.directory.shown
 
     def save(self, step: int, write: Callable[[Progress], None], progress: Progress) -> None:
-        """Saves a checkpoint here, and begins to copy it.
-
-        Raises an InvalidCheckpointError if a later one is in either directory.
-        """
+        """Saves a checkpoint here, unless one of the directories has a later one; begins to copy it."""
         self.check(bind=True)
         both = self.checkpoints, self._durable
         for one, other in zip(self._unknown(), reversed(both), strict=False):
@@ -273,7 +270,7 @@ class Fast:
     def _has_room(self) -> bool:
         """Returns whether there is room for one more, about as large as the newest.
 
-        Returns true where the file system does not know: the save notices then.
+        True where the file system does not know: the save notices then.
         """
         steps = self.checkpoints.steps()
         if not steps or len(steps) > _MOST:

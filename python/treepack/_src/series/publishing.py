@@ -286,10 +286,7 @@ class Subscriber(Advising):
     def _restored(
         self, held: Head | None, head: Head, template: Any, options: ChoiceOptions
     ) -> tuple[int, Any]:
-        """Restores the newest version, and reads it unless it is `held`.
-
-        `held` is from before the head was read. Other threads may replace it.
-        """
+        """Restores the newest version; `held` is from before the head was read."""
         before = held
         for left in reversed(range(_ATTEMPTS)):
             try:

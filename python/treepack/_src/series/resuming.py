@@ -20,14 +20,7 @@ _ATTEMPTS = 5
 
 
 class Loaded(NamedTuple):
-    """A checkpoint that was loaded.
-
-    Attributes:
-      step: The step.
-      state: The state.
-      local: The local item of this process, or the list of all.
-      saved: The number of processes that have saved it.
-    """
+    """A loaded checkpoint; `local` is the item of this process, or the list of all `saved`."""
 
     step: int
     state: Any
@@ -43,9 +36,8 @@ class UnfinishedError(CorruptionError):
 class Resuming:
     """The search for the newest intact checkpoint, and its load.
 
-    Attributes:
-      mmap: Whether files are mapped; `None` maps the files of a directory.
-      skipped: The checkpoints that are not intact so far, with their errors, the latest first.
+    `mmap=None` maps the files of a directory. `skipped` are not intact, with errors, the latest
+    first.
     """
 
     checkpoints: Checkpoints
@@ -63,10 +55,7 @@ class Resuming:
         self._index, self._count = Meeting.processes()
 
     def __call__(self) -> Loaded | None:
-        """Loads the newest intact checkpoint, the same in all processes.
-
-        Returns `None` if none was ever completed; a CorruptionError if none is intact.
-        """
+        """Loads the newest intact checkpoint, the same in all processes, if any was completed."""
         if self.fast is not None:
             self.fast.check()
         loaded = self._lead() if self._index == 0 else self._follow()
@@ -115,7 +104,7 @@ class Resuming:
     def _candidates(self) -> Iterator[tuple[int, Checkpoints, bool, bool]]:
         """Yields the checkpoints of all directories, the latest first, and the fast one first.
 
-        Yields also whether each is a directory, and whether its save has ended.
+        With each, whether it is a directory, and whether its save has ended.
         """
         tiers = [self.checkpoints]
         if self.fast is not None:  # in this order, since one may be copied and removed meanwhile

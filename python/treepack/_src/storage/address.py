@@ -60,12 +60,7 @@ class Address(str):
         *,
         for_file: str = "pass its path",
     ) -> Address:
-        """Like `or_data`; `for_file` is the remedy in the error for a file object.
-
-        Raises:
-          TypeError: If `path` has another type.
-          FileNotFoundError: If it is empty.
-        """
+        """Like `or_data`, but raises for data; `for_file` is the remedy for a file object."""
         address = cls.or_data(path, storage_options)
         if not isinstance(address, Address):
             remedy = "pass it as a str or a pathlib.Path"
@@ -87,8 +82,7 @@ class Address(str):
     def or_data(source: Any, storage_options: Mapping[str, Any] | None = None) -> Any:
         """Returns the address of a path or URL; data and file objects unchanged.
 
-        Raises:
-          ValueError: If a path contains NUL, or there are options for a source that is not a URL.
+        Raises a ValueError for NUL, or for options without a URL.
         """
         if storage_options is not None and not isinstance(storage_options, Mapping):
             # Shows only the type: the value may be a secret.
@@ -214,8 +208,7 @@ class Address(str):
     def compression(self, compress: Compress | None = None) -> Compress:
         """Returns the compression of a file of msgpack: as chosen, or as its name says.
 
-        Raises:
-          ValueError: If its name has the suffix of another format or compression.
+        Raises a ValueError for the suffix of another format or compression.
         """
         is_gzip = self.endswith(".gz")
         if compress == "numbers" and is_gzip:
@@ -429,7 +422,7 @@ class Address(str):
     def copy_to(self, target: Address, check: Check | None = None) -> int:
         """Copies this local file atomically; returns its number of bytes.
 
-        The system copies to a local path, and shares blocks on disk where the file system can.
+        The system copies to a local path, and shares blocks on disk where it can.
         """
         content = core.Content.map(self)
         if target.url is not None:
@@ -445,10 +438,7 @@ class Address(str):
 
     @contextlib.contextmanager
     def replacing(self, *, durable: bool = True) -> Iterator[IO[bytes]]:
-        """Yields a file that replaces this one, or is uploaded, on success.
-
-        Missing directories are created.
-        """
+        """Yields a file that replaces this one, or is uploaded, on success; makes directories."""
         if self.url is not None:
             with self.spool() as file:
                 yield file
@@ -464,10 +454,7 @@ class Address(str):
 
     @contextlib.contextmanager
     def spool(self) -> Iterator[IO[bytes]]:
-        """Yields a private temporary file beside a local path; for URLs, in the default directory.
-
-        Errors in writing name the path.
-        """
+        """Yields a private temporary file beside a local path; for URLs, in the usual directory."""
         place = self if self.url is None else f"{tempfile.gettempdir()}/treepack"
         with _write.temporary(place, self, private=True) as (_, file):
             yield file

@@ -74,8 +74,7 @@ def content_of(
 ) -> core.Content | Buffer:
     """Reads a whole source: decompressed if it is gzip, joined with its base if it is a patch.
 
-    With `is_bytes`, only bytes-like objects are sources. A directory is an IsADirectoryError, a
-    file without bytes a DecodeError unless `may_be_empty`.
+    With `is_bytes`, only bytes-like objects are sources.
     """
     if isinstance(source, Address) and not is_bytes:
         return _content_of_file(source, opening, may_be_empty)
@@ -163,13 +162,9 @@ def check_is_bytes(data: Any, order: str = "", *, name: str = "") -> None:
 def _joined(
     patch: core.Content, opening: Opening, path: Openable | None, *, salvage: bool = False
 ) -> tuple[core.Content, str | None]:
-    """Joins a patch with its base; sets `unchanged` of the options.
+    """Joins a patch with its base; returns any damage, and sets `unchanged` of the options.
 
-    `path` is the file of the patch. With `salvage`, both may be damaged; then some arrays of the
-    encoding do not match their checksums.
-
-    Returns:
-      The encoding, and a description of damage, or `None`.
+    With `salvage`, some arrays of the encoding may not match their checksums.
     """
     base, file, unusable = opening.base, None, None
     if base is None:
@@ -266,10 +261,8 @@ class Opened(NamedTuple):
           join: Whether a patch is joined with its base.
           place: The file, if `source` is its content.
 
-        Raises:
-          NoIndexError: If gzip can only be read whole.
-          GzipCorruptionError: If the index of gzip or the stream is damaged.
-          IsADirectoryError: If it is a directory, which may be a sharded checkpoint.
+        Raises a NoIndexError if gzip can only be read whole, a GzipCorruptionError, or an
+        IsADirectoryError, of perhaps a sharded checkpoint.
         """
         opened = cls.raw(source, mmap, regular)
         if opened.nbytes == 0 and not salvage and isinstance(source, Address):
@@ -495,10 +488,7 @@ def _local_content(
     regular: bool = False,
     whole: bool = False,
 ) -> core.Content:
-    """Maps or reads a local file: in parts, or with `whole` into memory.
-
-    Raises a DecodeError for a device.
-    """
+    """Maps or reads a local file that is not a device: in parts, or with `whole` into memory."""
     try:
         status = os.stat(str(path))  # noqa: PTH116  # a `Path` takes a tenth of a small load
     except FileNotFoundError:

@@ -46,8 +46,7 @@ _MOST_SURPRISES = 8
 class Fetch(Task[Buffer | None]):
     """A request for a range, made by a thread or by the first reader.
 
-    `is_due` returns whether it is time for the request; `on_end` is called when its last byte is
-    read.
+    `is_due` returns whether it is time for it; `on_end` is called when its last byte is read.
     """
 
     def __init__(self, fetch: Callable[[int, int], Buffer], start: int, stop: int):
@@ -70,7 +69,6 @@ class Blocks(Locked):
     Attributes:
       near: The number of bytes that take as long to transfer as a request.
       at_once: The maximum number of requests at a time.
-      length: The size of the file.
     """
 
     LEAST = 64 << 10
@@ -312,8 +310,8 @@ class _Flight:
 def fetching(wanted: Iterable[RemoteRange]) -> Iterator[None]:
     """Fetches ranges of files in threads while the caller reads them in the same order.
 
-    The stores, not the number of cores, limit the requests in flight. Readers that keep to the
-    order never wait for other requests.
+    The stores, not the number of cores, limit the requests. Readers that keep to the order never
+    wait for other requests.
     """
     wanted = [(blocks, extent) for blocks, extent in wanted if blocks.at_once > 1]
     if not wanted:  # such as for local files

@@ -80,10 +80,7 @@ def _steps(names: list[str]) -> dict[int, str]:
 
 
 def without_manifest(path: Address, manifest: str) -> tuple[str, list[str], bool]:
-    """Describes a directory without a manifest, with a remedy.
-
-    Also returns the names in the directory, and whether it contains a checkpoint.
-    """
+    """Describes a directory without a manifest, its names, and whether a checkpoint is in it."""
     look: Any = functools.cache(Address.names)  # each directory is listed once
     inside = _contained(path, manifest, look)
     return _directory_text(path, inside, manifest, look), look(path), inside is not None

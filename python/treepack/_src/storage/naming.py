@@ -97,8 +97,7 @@ _MOST_NAMES = 1000
 class naming:  # noqa: N801  # a context manager is written like a function
     """Names a file in the errors of a block, or in a caught error.
 
-    Errors of treepack and of the system get a `filename`; errors of other code, such as handlers, a
-    note.
+    Errors of treepack and of the system get a `filename`; others, as of handlers, a note.
     """
 
     __slots__ = ("_source",)

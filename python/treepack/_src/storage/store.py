@@ -20,20 +20,14 @@ class Entry(NamedTuple):
 def is_hidden(name: str) -> bool:
     """Returns whether a name is of a hidden file, which systems and editors put beside others.
 
-    Such as `._model` of macOS, `.#model` of Emacs, `.nfs01`, and `.DS_Store`. Temporary files of
-    treepack, which the next save removes, and files of Zarr are not hidden.
+    Such as `._model` of macOS, `.#model` of Emacs, `.nfs01`, and `.DS_Store`; not temporary files
+    of treepack, which the next save removes, and files of Zarr.
     """
     return name.startswith(".") and ".treepack-" not in name and not name.startswith(".z")
 
 
 class Stored(NamedTuple):
-    """The response to a request for a file.
-
-    Attributes:
-      nbytes: The size of the file; `None` if the server does not report it.
-      version: The version of the file, or `None`.
-      data: Some of its last bytes, or all.
-    """
+    """The response to a request for a file: size and version, if known, and some last bytes."""
 
     nbytes: int | None
     version: Any
@@ -73,15 +67,8 @@ class Store(abc.ABC):
     def put(self, path: str, data: bytes, before: Any = None, *, durable: bool = True) -> None:
         """Writes a small file atomically.
 
-        Args:
-          path: The path.
-          data: Its content.
-          before: The version that it must replace; `ABSENT` if the file must not exist. `None`
-            replaces any.
-          durable: Whether to wait for the local disk.
-
-        Raises:
-          ConditionError: If the existing version differs.
+        It must replace the version `before`, or be missing (`ABSENT`): otherwise a ConditionError.
+        `None` replaces any. `durable` waits for the local disk.
         """
 
     @abc.abstractmethod
@@ -119,13 +106,7 @@ _READ_BYTES = 16 << 20
 
 
 class _Sent:
-    """The parts of a file that is sent.
-
-    Attributes:
-      nbytes: The number of their bytes so far.
-      crc: The CRC-32 of these.
-      is_whole: Whether these are all.
-    """
+    """The parts of a file that is sent; `nbytes` and `crc` of those so far."""
 
     def __init__(self, parts: Iterator[bytes]):
         self._parts = parts
@@ -153,10 +134,7 @@ class RemoteStore(Store):
 
     @abc.abstractmethod
     def head(self, path: str, count: int) -> Stored:
-        """Returns the size and version of a file, with its last `count` bytes if the store can.
-
-        Raises an IsADirectoryError for a directory.
-        """
+        """Returns size and version of a file, with its last `count` bytes if the store can."""
 
     @abc.abstractmethod
     def range(self, path: str, start: int, stop: int, version: Any) -> Buffer:

@@ -39,10 +39,7 @@ def pieces(content: core.Content, start: int = 0) -> Iterator[bytes]:
 def temporary(
     path: str | os.PathLike[str], given: Any, *, private: bool
 ) -> Iterator[tuple[core.Replacement, IO[bytes]]]:
-    """Yields a temporary file, and how it gets its name; removes it afterwards.
-
-    Errors in writing name `given`.
-    """
+    """Yields a temporary file, and how it gets its name; errors in writing name `given`."""
     replacement = core.Replacement(path, private=private)
     try:
         file = io.BufferedRandom(_Named(replacement, given))

@@ -62,10 +62,7 @@ _PART_BYTES = 8 << 20
 
 
 def is_archive(content: core.Content) -> bool:
-    """Returns whether data are an archive with a damaged beginning, whose first file is an array.
-
-    The first file of PyTorch's is none.
-    """
+    """Returns whether data are a damaged archive with an array first, so not PyTorch's."""
     if content.nbytes < _END_BYTES:
         return False
     end = content.read_range(content.nbytes - _END_BYTES, content.nbytes)
@@ -88,10 +85,9 @@ def is_archive(content: core.Content) -> bool:
 def read_npz(content: core.Content, max_size: int | None = None) -> dict[str, Any]:
     """Reads the headers of an archive; arrays are read, and compared with their CRC, when used.
 
-    Arrays of strings, for which trees have no form, are read now as lists. Other members that no
-    array of a tree can hold, such as structures, are the bytes of their file. Members that are
-    damaged or not supported, such as pickled objects, raise an error when they are used. Raises a
-    TreepackError if the decompressed arrays are larger than `max_size`.
+    Arrays of strings are read now as lists. Other members that no array of a tree can hold, such as
+    structures, are the bytes of their file. Damaged and unsupported members, such as pickled
+    objects, raise an error when they are used.
     """
     import zipfile  # takes milliseconds of the start of every program
 
@@ -162,10 +158,7 @@ class _TooLargeError(TreepackError):
 def _member(
     content: core.Content, archive: zipfile.ZipFile, member: zipfile.ZipInfo, strings: Strings
 ) -> Any:
-    """Returns an array, a list of strings, or an array of the bytes of a member that is neither.
-
-    An unreadable one raises when it is used.
-    """
+    """Returns an array, a list of strings, or bytes; an unreadable one raises when it is used."""
     try:
         _check_header(content, member)
         try:
@@ -201,12 +194,7 @@ def _refuse(name: str, reason: str, is_limit: bool, *_: int) -> bytes:
 
 
 def _check_header(content: core.Content, member: zipfile.ZipInfo) -> None:
-    """Checks that a member can be read.
-
-    Raises:
-      NotImplementedError: If it has a compression that is not read.
-      ValueError: If its directory entry differs from its own header, or its size cannot be true.
-    """
+    """Checks the compression, and that directory and header of a member agree."""
     header = content.read_range(member.header_offset + 6, member.header_offset + 10)
     flags, method = struct.unpack("<HH", header)
     if method != member.compress_type or (flags ^ member.flag_bits) & _FLAGS:

@@ -23,10 +23,7 @@ from treepack.errors import SALVAGE_ADVICE, CorruptionError, DecodeError
 
 
 def _read(opened: Opened, max_size: int | None, *, salvage: bool) -> tuple[dict[str, Any], Opened]:
-    """Reads the headers of an archive; with `salvage`, also of one whose directory is damaged.
-
-    Returns the arrays by their names, and `opened` with a description of the damage.
-    """
+    """Reads the headers of an archive; with `salvage`, also of a damaged one, with its damage."""
     try:
         arrays = read_npz(opened.content, max_size)
         if not (salvage and arrays and _are_refused(arrays)):

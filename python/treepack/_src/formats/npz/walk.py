@@ -47,19 +47,14 @@ class Member(NamedTuple):
 
 
 class Walked(NamedTuple):
-    """An archive with a new directory.
-
-    Attributes:
-      content: The archive.
-      end: Where the members end, as the end of a sentence; empty where the directory begins.
-    """
+    """An archive with a new directory; `end` is where members end, in words."""
 
     content: core.Content
     end: str
 
 
 def walked(content: core.Content) -> Walked | None:
-    """Returns an archive with a directory of the members that it has; `None` without any.
+    """Returns an archive with a directory of its members; `None` without any.
 
     The last member may be cut: its size is then larger than its bytes.
     """
@@ -98,10 +93,7 @@ def _read(content: core.Content, start: int, count: int) -> bytes:
 
 
 def _member(content: core.Content, offset: int) -> tuple[Member | None, int | None]:
-    """Reads the header of a member.
-
-    Returns the member, or `None` if its header is cut; and its end, or `None` if it is cut.
-    """
+    """Reads the header of a member; `None` if it is cut; and its end, or `None`."""
     header = _read(content, offset, _MEMBER_BYTES)
     if len(header) < _MEMBER_BYTES:
         return None, None
@@ -144,7 +136,7 @@ def _descriptor(
     """Finds the descriptor of the member whose bytes begin at `start`.
 
     Its signature may occur in them, too, but before it there are as many bytes as it says. Returns
-    the CRC, the packed size, the size, and the end of the descriptor; `None` without one.
+    the CRC, the packed size, the size, and the end of the descriptor.
     """
     form = struct.Struct("<4xL2Q" if is_long else "<4x3L")
     at = start

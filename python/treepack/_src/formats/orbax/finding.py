@@ -36,8 +36,7 @@ _MOST_LISTED = 100
 def items_in(path: Address, look: Look = Address.names) -> list[str] | None:
     """Returns the items of Orbax in a directory: `.` if it is one; `None` if it is not Orbax's.
 
-    Both APIs of Orbax store an item, a tree, in a directory: the checkpoint itself, or one of its
-    subdirectories. `look` lists a directory.
+    Both APIs of Orbax store a tree in a directory: the checkpoint itself, or a subdirectory.
     """
     names = look(path)
     if TREE in names:
@@ -51,10 +50,7 @@ def items_in(path: Address, look: Look = Address.names) -> list[str] | None:
 
 
 def item_in(path: Address) -> Address | None:
-    """Returns the only item of a local directory of Orbax, or the directory itself, or `None`.
-
-    Several items or none are a NoManifestError, which names them.
-    """
+    """Returns the only item of a local directory of Orbax, or itself, or `None`."""
     items = items_in(path) if path.is_local else None
     if items is None:
         return None

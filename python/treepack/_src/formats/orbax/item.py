@@ -54,14 +54,7 @@ _CACHE_BYTES = 100_000_000
 
 
 class Leaf(NamedTuple):
-    """A leaf of an item.
-
-    Attributes:
-      parts: The parts of its path.
-      are_indices: Whether each part is an index of a list or tuple.
-      type: Its type, as Orbax names it.
-      is_aggregated: Whether its value is in the file `checkpoint`.
-    """
+    """A leaf of an item; its value is in the file `checkpoint` if it `is_aggregated`."""
 
     parts: tuple[str, ...]
     are_indices: tuple[bool, ...]
@@ -81,8 +74,6 @@ class Item(NamedTuple):
     """The metadata of an item.
 
     Attributes:
-      path: The directory.
-      leaves: Its leaves.
       metadata: The metadata of the caller, or `None`.
       options: The driver of TensorStore, and how it reads chunks that are missing.
       keys: The implementations of typed PRNG keys, by the names of their arrays.
@@ -96,10 +87,6 @@ class Item(NamedTuple):
 
 
 def read_item(path: Address) -> Item:
-    """Reads the metadata of an item.
-
-    Raises a CorruptionError if the database of the arrays is missing.
-    """
     described = _json(path, TREE)
     with _parsing(TREE):
         leaves = [_leaf(entry) for entry in described["tree_metadata"].values()]
@@ -166,10 +153,7 @@ def string_at(strings: Any, leaf: Leaf) -> str:
 
 
 def tree_of(leaves: Sequence[Leaf], values: Iterable[Any]) -> Any:
-    """Returns the tree of leaves, in dicts and lists.
-
-    Raises a DecodeError if two leaves have the same path, or a list lacks elements.
-    """
+    """Returns the tree of leaves; a DecodeError for equal paths, or gaps in a list."""
     tree: dict[str, Any] = {}
     containers: dict[tuple[str, ...], bool] = {}
     for leaf, value in zip(leaves, values, strict=True):
@@ -235,8 +219,7 @@ def _kvstore(item: Item, leaf: Leaf, is_database: bool) -> dict[str, Any]:
 def read(store: Any) -> Any:
     """Begins to read an array; returns a future of it.
 
-    Raises a MemoryError if it, or one of its chunks, is too large: TensorStore would end the
-    program.
+    Raises a MemoryError if it or a chunk is too large: TensorStore would end the program.
     """
     chunk = store.chunk_layout.read_chunk.shape or ()
     size = max(math.prod(store.shape), math.prod(chunk))

@@ -37,10 +37,7 @@ class OrbaxReader(Unchecked):
     is_one_file = has_types = False
 
     def __init__(self, source: Address, *, max_size: int | None = None, **options: Any):
-        """Reads the metadata, strings and numbers.
-
-        Without `max_size`, the maximum size of all arrays is one that real files do not reach.
-        """
+        """The default of `max_size` is a size that real files do not reach."""
         place = source.real()  # TensorStore takes no `..`
         sizes = _sizes_in(place)
         item = _orbax.read_item(place)
@@ -69,11 +66,7 @@ class OrbaxReader(Unchecked):
     def read(
         self, place: Place, reading: Reading, marks: core.Marks | None, stays: StayLazy | None
     ) -> Any:
-        """Reads the state at a place, with `ABSENT` for unmarked leaves.
-
-        Arrays that go to devices stay lazy: each device reads its part. TensorStore reads all
-        others at the same time.
-        """
+        """Like `Reader.read`; TensorStore reads arrays that do not stay lazy at the same time."""
         started: dict[int, Any] = {}
 
         def begin(value: int, parts: list[str]) -> None:
@@ -97,10 +90,7 @@ class OrbaxReader(Unchecked):
         return place.state(leaf, marks)
 
     def fitted(self, state: Any, target: Any) -> Any:
-        """Returns a state with empty containers where a template has them, and Orbax stored `None`.
-
-        Orbax writes `None` for empty namedtuples, such as `optax.EmptyState`.
-        """
+        """Restores empty containers, such as `optax.EmptyState`, for which Orbax wrote `None`."""
         kind = kind_of(target)
         if kind is None or not (state is None or isinstance(state, dict)):
             return state
@@ -118,7 +108,7 @@ class OrbaxReader(Unchecked):
 def _sizes_in(folder: Address) -> list[int]:
     """Returns the sizes of the files in a directory.
 
-    Raises a DecodeError for a pipe, for which TensorStore waits forever, a socket or a device.
+    A pipe, for which TensorStore waits forever, a socket or a device is a DecodeError.
     """
     sizes: list[int] = []
     folders, seen = [folder], set()

@@ -92,10 +92,7 @@ class Safetensors(Format):
         snapshot: bool = False,
         exchange: Any = None,
     ) -> Write:
-        """Returns a function that writes arrays, byte for byte as the library.
-
-        A path that ends with `.safetensors` becomes one file, another one a directory.
-        """
+        """Returns a function that writes a file or directory, byte for byte as the library."""
         arrays = named(leaves, export.separator)
         size = DEFAULT_SIZE if export.max_shard_size is None else export.max_shard_size
         most = None if has_suffix(path) else size_of(size)

@@ -74,10 +74,7 @@ class SafetensorsReader(Reader):
         beside: list[str] | None = None,
         **options: Any,
     ):
-        """Lays out the arrays of a file.
-
-        `beside` are the names of other files of the same tree that begin other names.
-        """
+        """`beside` are the names of other files of the same tree that begin other names."""
         if header is None:
             header = _header_of(opened.content, salvage=options.get("salvage", False))
         metadata = header.metadata
@@ -89,10 +86,7 @@ class SafetensorsReader(Reader):
 
 
 class RepositoryReader(Unchecked, ShardedReader):
-    """A safetensors file at a path, or a directory of such files, whose arrays are one tree.
-
-    Each device reads its part of an array.
-    """
+    """A safetensors file at a path, or a directory of such files, whose arrays are one tree."""
 
     format = "safetensors"
     separator = SEPARATOR
@@ -297,8 +291,7 @@ def _files_in(names: list[str], lose: Callable[[DamagedFileError], None]) -> lis
     """Returns the safetensors files of a directory without an index.
 
     Variants and other models beside `model.safetensors`, or beside its parts, and adapters beside
-    any model are left out: each is read by its own path. `lose` is called if some parts are
-    missing.
+    any model are left out: each is read by its own path.
     """
     if WHOLE in names:  # beside it, parts are of a save that was interrupted
         return [WHOLE]
@@ -322,10 +315,7 @@ def _files_in(names: list[str], lose: Callable[[DamagedFileError], None]) -> lis
 def _read_index(
     path: Address, names: list[str], given: str | None, lose: Callable[[DamagedFileError], None]
 ) -> dict[str, str]:
-    """Returns the file of each array by the index of a directory; empty if it has none.
-
-    `given` is the name of the index. `lose` is called if it is damaged, or names missing files.
-    """
+    """Returns the file of each array by the index of a directory; empty if it has none."""
     indices = [name for name in names if name.endswith(INDEX_SUFFIX)]
     if given is not None or INDEX in indices:
         indices = [given or INDEX]

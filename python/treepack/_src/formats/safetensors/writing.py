@@ -109,12 +109,7 @@ class Part(NamedTuple):
 
 
 def part_of(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None) -> Part:
-    """Sorts the arrays of a file as safetensors does: by dtype, then by name.
-
-    Raises:
-      UnserializableLeafError: If safetensors lack a dtype.
-      TreepackError: If a name is reserved, or the header is too large.
-    """
+    """Sorts the arrays of a file as safetensors does: by dtype, then by name."""
     for name, array in arrays.items():
         if name == "__metadata__":
             raise TreepackError(
@@ -162,7 +157,7 @@ def split(arrays: Mapping[str, Any], max_shard_size: int) -> list[dict[str, Any]
     """Splits arrays into parts, as `split_state_dict_into_shards_factory` of huggingface_hub does.
 
     Parts are filled in the order of the tree, and end before the array that would exceed their
-    size. A larger array is a part of its own, before the part that is being filled.
+    size. A larger array is its own part, before the current one.
     """
     parts: list[dict[str, Any]] = []
     current: dict[str, Any] = {}
@@ -197,11 +192,7 @@ class Save:
         snapshot: bool,
         exchange: Alone,
     ):
-        """Plans the files; see `part_of` for errors.
-
-        `max_shard_size` is `None` if `path` is a file. With `snapshot`, arrays may change before
-        the call.
-        """
+        """`max_shard_size` is `None` if `path` is a file. With `snapshot`, arrays may change."""
         self._is_file = max_shard_size is None
         several = [arrays] if max_shard_size is None else split(arrays, max_shard_size)
         self._parts = [part_of(part, metadata) for part in several]
