@@ -203,10 +203,7 @@ def restored(
     default: TreepackRestore,
     more: LoadOptions = {},  # noqa: B006  # it stays as it is
 ) -> Any:
-    """Returns the tree in a directory.
-
-    The options of `args` come before those of `default`, and these before `more`.
-    """
+    """Returns the tree in a directory; options of `args` precede `default` and `more`."""
     item = default.item if args.item is None else args.item
     options: dict[str, Any] = {**more, **default.options}
     for name in _WITHOUT_ITEM if item is not None else _WITH_ITEM:

@@ -1,7 +1,6 @@
 """Names that users of other libraries try, and what replaces them here.
 
-Errors for unknown names and options, and of calls that do not fit, end with these hints. Nothing
-here runs unless a call has failed.
+Errors for unknown names and options, and of calls that do not fit, end with these hints.
 """
 
 from __future__ import annotations

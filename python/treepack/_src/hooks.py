@@ -1,8 +1,7 @@
 """Collects the Python functions that the core calls by name.
 
-`import treepack` passes them to the core; `src/py/hooks.rs` documents each. A save passes its
-`Recorder`, a load its `Lookups`, and a load into a template its `Restore`, whose methods the core
-calls.
+`import treepack` passes them to the core; `src/py/hooks.rs` documents each. `Recorder`, `Lookups`
+and `Restore` are passed by saves and loads.
 """
 
 # ruff: noqa: F401

@@ -291,7 +291,7 @@ def check_in_time(is_late: Callable[[], bool] = sys.is_finalizing) -> None:
 def takes(types: Any = None, *, early: bool | None = False, **defaults: Any) -> Callable[[V], V]:
     """Gives a verb a signature, each option for `**options` and no `*_more`, and checks names.
 
-    `types` is the `TypedDict` of the options, whose defaults are those of the dataclasses below, or
+    `types` is the `TypedDict` of the options, with defaults of the dataclasses below, or
     `defaults`. With `early`, values are checked as well: by a verb that may find nothing to read,
     or that only keeps them.
     """

@@ -1,7 +1,6 @@
 """Formats texts for terminals, reprs, messages and warnings, and escapes text from files.
 
-Keys, names and messages of other programs may contain escape sequences that control the terminal,
-line breaks, and characters that reverse text or are invisible.
+Escape sequences in keys, names and messages control terminals; other characters reverse text.
 """
 
 from __future__ import annotations

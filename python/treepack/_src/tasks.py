@@ -1,8 +1,7 @@
 """Runs work in threads, any of which may run out of memory before it begins.
 
-`threading.Thread.start` and executors wait for such a thread forever. (Executors also reject work
-while the program exits.) Here, the thread that waits for a result runs a task that no thread has
-begun, and a thread that never begins is an error.
+`threading.Thread.start` and executors wait for such a thread forever. Here, the thread that waits
+for a result runs a task that no thread has begun, and a thread that never begins is an error.
 """
 
 from __future__ import annotations

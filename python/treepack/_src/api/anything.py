@@ -51,7 +51,7 @@ def open_anything(
 ) -> File:
     """Opens a file of any format; `progress` is for files that are read whole.
 
-    `separator` is that of keys in names of arrays, `base` that of a patch, unless usual.
+    `separator` stands between keys in names of arrays; `base` is for a patch.
     """
     file = _opened(source, separator, max_size, base, progress)
     if mapping is None:

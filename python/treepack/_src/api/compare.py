@@ -47,12 +47,12 @@ class Change:
 
     Attributes:
       arrays: The number of arrays of the same shape in both.
-      norm: That of the first version.
-      other_norm: That of the second one.
+      norm: The norm of the first version.
+      other_norm: The norm of the second one.
       change: The norm of their difference.
       largest: The largest absolute difference of two elements.
       nan: The number of NaNs in the first version.
-      other_nan: That in the second one.
+      other_nan: The number of NaNs in the second one.
     """
 
     arrays: int = 0

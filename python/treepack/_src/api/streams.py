@@ -81,7 +81,7 @@ def write_stream(
 
     Raises:
       OSError: If the file cannot be written.
-      UnserializableLeafError: A TypeError, if a leaf cannot be stored.
+      UnserializableLeafError: If a leaf cannot be stored.
       TypeError: If `leaves` has something other than pairs.
       ValueError: If the suffix of `path` is of another format, or an iterator yields nothing.
 

@@ -42,7 +42,7 @@ DAMAGE = (DecodeError, GzipError, GzipTruncatedError)
 
 
 class Files(Reader, abc.ABC):
-    """Reads a checkpoint whose files have numbers; `catalogs` are those of open files."""
+    """Reads a checkpoint whose files have numbers; `catalogs` has the open ones."""
 
     manifest: core.Manifest
     catalogs: list[core.Catalog | None]

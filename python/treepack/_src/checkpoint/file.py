@@ -89,7 +89,7 @@ class Tree(Hinting, Mapping[str, Any]):
         """Returns the leaf or container at a path.
 
         Raises:
-          MissingPathError: A KeyError, if the file has no value at the path.
+          MissingPathError: If the file has no value at the path.
           CorruptionError: If the leaf is damaged; always found only after `open(salvage=True)`.
         """
         reader, start, above = self._place
@@ -276,7 +276,7 @@ class Tree(Hinting, Mapping[str, Any]):
         """Describes the leaf or container at a path, by default this one, without reading it.
 
         Raises:
-          MissingPathError: A KeyError, if the file has no value at the path.
+          MissingPathError: If the file has no value at the path.
         """
         place = self._at(path)
         return Info.at(place.reader, place.value, _paths.text(_paths.parts(path)))

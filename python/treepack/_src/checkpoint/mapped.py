@@ -1,9 +1,7 @@
 """Checkpoints in another layout: a reader over a reader, by the rules of a `Mapping`.
 
-    rules, headers of the file, template ──plan──▶ assemblies ──▶ layout ──▶ catalog, as of any file
-    box of an array ──assembly──▶ boxes of its sources ──read or viewed──▶ their places in the box
-
-So all that reads an open file (placing, casting, selecting) reads a mapped one.
+rules, headers of the file, template ──plan──▶ assemblies ──▶ layout ──▶ catalog, as of any file
+box of an array ──assembly──▶ boxes of its sources ──read or viewed──▶ their places in the box
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     plan, the same in all ──▶ each reads its shards ──▶ all agree ──▶ a sum over the devices
                                                                       that hold the same shard
 
-Devices that do not read contribute zeros, and the sum is over unsigned integers, so that all bits
-are preserved. A process that fails reports it at the agreement, before the collective operation:
-without all processes, that would never end.
+Devices that do not read contribute zeros, and the sum is over unsigned integers, which preserves
+all bits. A process that fails reports it at the agreement: without all processes, the collective
+operation would never end.
 """
 
 from __future__ import annotations

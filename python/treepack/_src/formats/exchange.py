@@ -2,8 +2,8 @@
 
     arrays ──each process its shards──▶ hidden checkpoint ──▶ whole arrays, read by any process
 
-The processes have two rounds of messages: for the hidden checkpoint, and for the files that are
-made of it. `Rearranged` has a third, of the sharded directory.
+There are two rounds of messages: for the hidden checkpoint, and for the files; for `Rearranged` a
+third, of the sharded directory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Supports other msgpack extension types than flax's: large integers, types of other programs.
+"""Supports large integers and types of other programs as msgpack extension types.
 
 The latter become objects of msgpack for Python, or tuples if that package is not installed.
 """

@@ -1,8 +1,8 @@
 """The boxes of sources that a box of a result needs, and how they lie in it.
 
 All axes of a rule span a space, in which the result and each source are boxes. A range of a
-composed dimension is a few boxes of its axes; the part of a source in them is a range of each of
-its dimensions again, or is split until it is.
+composed dimension is a few boxes of its axes; in each source, they are ranges of its dimensions
+again, or are split until they are.
 """
 
 from __future__ import annotations

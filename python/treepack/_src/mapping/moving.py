@@ -39,7 +39,7 @@ class Source(NamedTuple):
 
 
 class Made(NamedTuple):
-    """An array that a rule makes; `dtype` and `scales` are those of its sources."""
+    """An array that a rule makes; `dtype` and `scales` are of its sources."""
 
     rule: Rule
     assembly: Assembly

@@ -63,10 +63,9 @@ class Plan(NamedTuple):
       made: The arrays that are assembled, by their paths there.
       same: The paths here of leaves that only get other names, by their paths there.
       ties: Further arrays for paths that are in `made`, which must be equal to these.
-      faults: The leaves that cannot be made.
       unused: The rules without a match.
       left: The paths here that no rule takes.
-      hidden: Those of `left` in whose place there a rule puts another leaf.
+      hidden: The paths of `left` in whose place there a rule puts another leaf.
       ruled: The paths there that have rules.
     """
 
@@ -98,9 +97,9 @@ class Planner:
         here: Mapping[str, Leaf],
         there: Mapping[str, Leaf] | None,
     ):
-        """Takes the leaves of the side that is read, `here`, and those of a template, or `None`.
+        """Takes the leaves of the side that is read, `here`, and of a template, or `None`.
 
-        `sizes` are those of axes from keywords.
+        `sizes` are from keywords.
         """
         self._rules, self._sizes, self._here, self._there = rules, sizes, here, there
         self._names = Names(here)
@@ -497,7 +496,7 @@ def _translated(
 def _domain(
     rule: Rule, name: str, at: int, group: Sequence[Mapping[tuple[int, ...], str]]
 ) -> Sequence[int]:
-    """Returns the numbers that a stacked index has: those of its range, or 0, 1 and so on."""
+    """Returns the numbers of a stacked index: its range, or 0, 1 and so on."""
     most = max(numbers[at] for members in group for numbers in members)
     numbers = rule.here.patterns[0].ranges.get(name, range(FAR))
     if numbers.stop >= FAR:

@@ -215,7 +215,7 @@ _ALONG = "(('gate', 'up'), 'f m -> n f m', {'along': 'n'})"
 
 
 def _check_axes(rule: Rule) -> None:
-    """Checks that each axis is on both sides, or an index, or that of `along`."""
+    """Checks that each axis is on both sides, or an index, or `along`."""
     file, tree = rule.here, rule.there
     for path, side, other in (("file", file, tree), ("tree", tree, file)):
         for name in side.indices:

@@ -75,7 +75,7 @@ class Meeting:
         self._group(folder).forget(folder)
 
     def attempt(self, task: Any, work: Callable[[], T]) -> T:
-        """Does a task in all processes, or raises an OthersError or CorruptionError; in process 0."""
+        """Does a task in all processes, or raises an OthersError or CorruptionError."""
         group = self._round()
         group.announce(json.dumps({"task": task}))
         mine = _outcome(work)

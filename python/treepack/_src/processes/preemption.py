@@ -1,8 +1,7 @@
 """Notices SIGTERM, which a program receives before its machine is taken away.
 
-In one process, a handler of SIGTERM only records it: the interrupted call may hold locks. Several
-processes must end after the same step, which the preemption service of `jax.distributed` chooses,
-by its own handler.
+In one process, a handler only records it: the interrupted call may hold locks. Several processes
+must end after the same step, which the preemption service of `jax.distributed` chooses.
 """
 
 from __future__ import annotations

@@ -9,12 +9,11 @@
 5. subclasses of dict and list
 6. dataclasses, except those that describe an array
 
-flax's handlers for structs and FrozenDicts convert the children with flax. They are bypassed here,
-so that children of any type work.
+flax's handlers for structs and FrozenDicts, which convert children with flax, are bypassed, so that
+children of any type work.
 
-Functions in equinox modules are code, not state: a function that is a child of a module, or inside
-of its lists, tuples and dicts, is not saved as a leaf. It is static data, or comes from the
-template. `flatten` separates them.
+A function that is a child of an equinox module, or in its lists, tuples and dicts, is code, not
+state: it is static data, or comes from the template. `flatten` separates them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Defines codecs of static data, and checks of the parts that they decode.
 
-Files may be hostile: parts must have exact types and are never converted, since a conversion could
-take forever.
+Files may be hostile: parts must have exact types and are never converted, which could take forever.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Replaces static data that cannot be stored with placeholders; `lookups.py` restores them.
 
-A `TrainState` holds its optimizer, a module a lambda: code that only the program can supply. A
-`Hole` is their placeholder in files; a template or `load(static=...)` supplies the value.
+A `TrainState` holds its optimizer, a module a lambda: code that only the program can supply.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Decides which data of a file may reach code of libraries and of the program.
 
 A file chooses the type of a node and its static data. Where treepack rebuilds the node, it only
-stores them. A function of a library or of the program that rebuilds the node may evaluate
-`data[0]`, `data.keys()` or `data(...)`, and a hostile file could have put a function there. So such
-code receives only values from the lists here, whose methods call nothing that a file can choose.
-The lists hold for values that replace placeholders, too, since a file chooses their places.
-docs/design.md has the rule and its reason.
+stores them. Code of a library or of the program may evaluate `data[0]`, `data.keys()` or
+`data(...)`, and a hostile file could have put a function there. So such code receives only values
+from the lists here, whose methods call nothing that a file can choose. They hold for values that
+replace placeholders, too, since a file chooses their places. docs/design.md has the reason.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Finds types of known libraries, which need no registration.
 
-A file names such a type by its library and its shortest path: `optax:ScaleByAdamState`,
-`flax:nnx.State`. The name is looked up in the modules of that library that the program has
-imported. Nothing is imported, and only node types are found, and types of static data that are
-rebuilt without running their code (`definitions.py`). A type that moved inside its library is found
-by the name of its class.
+A file names such a type by its library and its shortest path: `optax:ScaleByAdamState`. The name
+is looked up in the modules of that library that the program has imported. Nothing is imported, and
+only node types are found, and types of static data that are rebuilt without running their code
+(`definitions.py`). A type that moved inside its library is found by the name of its class.
 """
 
 from __future__ import annotations

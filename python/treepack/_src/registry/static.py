@@ -1,9 +1,9 @@
 """Typed values: static data of nodes (JAX's auxdata), dict keys, metadata.
 
 The core writes plain Python types (`None`, bool, int, float, complex, str, bytes, tuple, list,
-dict, frozenset) directly. Any other value is *named*: it is written as a name, and the parts from
-which it is rebuilt. Names come from `codecs`, `register_auxdata` and `register_function`. Data
-never cause an import or a call: an unknown name is an error.
+dict, frozenset). Any other value is *named*: written as a name, and the parts from which it is
+rebuilt. Names come from `codecs`, `register_auxdata` and `register_function`. Data never cause an
+import or a call: an unknown name is an error.
 """
 
 from __future__ import annotations

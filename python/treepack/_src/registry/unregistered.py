@@ -1,8 +1,7 @@
 """Describes node types that the program has not registered.
 
-Types of known libraries have a name in files without registration (`libraries.py`). Other types are
-written under their module and qualified name, and restored by a template, or by a program that
-registers the name.
+Types that are not of known libraries (`libraries.py`) are written under their module and qualified
+name, and restored by a template, or by a program that registers the name.
 """
 
 from __future__ import annotations

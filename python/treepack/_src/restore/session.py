@@ -1,7 +1,6 @@
 """The state of one restore: its current path and all mismatches so far.
 
-It belongs to the thread that restores. Handlers of the program call `from_state_dict`, which
-continues the restore of its thread.
+It belongs to the thread that restores, where handlers of the program call `from_state_dict`.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     state dict ─────▶ _core.restore_state    ┘
 
 A single walk of the core covers the template and any of these sources. It restores plain containers
-and matching leaves; `_restore_child` restores the rest from state dicts, and records mismatches.
-Both share a `Restore` (`session.py`): the path, and the mismatches so far.
+and matching leaves; `_restore_child` restores the rest from state dicts. Both share a `Restore`
+(`session.py`): the path, and the mismatches so far.
 """
 
 from __future__ import annotations

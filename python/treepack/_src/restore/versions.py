@@ -1,7 +1,6 @@
 """Upgrades nodes of an older version of their type for templates of the current version.
 
-Their state is marked, and upgraded when a template needs it: the node is rebuilt without a
-template, and its state replaces the saved state.
+When a template needs their state, which is marked, the node is rebuilt without a template.
 """
 
 from __future__ import annotations

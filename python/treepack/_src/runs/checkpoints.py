@@ -3,8 +3,8 @@
 claim of the directory ──▶ no later checkpoint ──▶ write or copy, commit ──▶ removal of others
 (a lease, on disks)        is there                (`saving/`)               (process 0)
 
-A process that stands still for too long loses its lease, so it is checked before a file gets its
-name, and before others are removed.
+A lease, which a process that stands still loses, is checked before a file gets its name, and before
+others are removed.
 """
 
 from __future__ import annotations

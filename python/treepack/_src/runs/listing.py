@@ -21,7 +21,7 @@ class Checkpoint(NamedTuple):
 
     Attributes:
       nbytes: Its size; `None`, like the next ones, if it cannot be read.
-      added: The bytes of its files that are not links to those of checkpoints before it.
+      added: The bytes of its files except links to files of checkpoints before it.
       saved: When it was saved.
       pinned: Whether the rules of the run keep it.
       damage: Why it cannot be read.
@@ -80,7 +80,7 @@ class Run:
 def run_at(path: str, prefix: str | None = None) -> Run | None:
     """Returns the run in a directory, unless it is a checkpoint or has none.
 
-    Without a prefix of its names, it finds those of the libraries.
+    The default prefix is any of the libraries'.
     """
     place = Address.of(path)
     begins = _PREFIXES if prefix is None else (prefix,)

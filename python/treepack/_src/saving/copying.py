@@ -3,7 +3,7 @@
     File, Tree ──▶ Copy ──▶ layout of msgpack, or arrays by their paths for another format
 
 A file is represented by its *state*: nested dicts and lists with strings as keys, whose arrays are
-read when they are written. So files may be larger than memory.
+read when they are written: files may be larger than memory.
 """
 
 from __future__ import annotations

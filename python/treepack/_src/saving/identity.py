@@ -1,7 +1,7 @@
 """Computes the identity of a save, which must be the same in all processes.
 
-A process that missed a save would write rows of another step to the checkpoint. So all processes
-compare everything that requires no reading of shards.
+A process that missed a save would write rows of another step to the checkpoint. So all compare
+everything that requires no reading of shards.
 """
 
 from __future__ import annotations

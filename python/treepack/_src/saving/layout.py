@@ -158,7 +158,7 @@ class Encoding(dict[str, Any]):
     def file(cls, tree: Any, saved: Saved, writing: Writing, **options: Any) -> core.Layout:
         """Lays out a tree for a file, with its structure, an index and checksums.
 
-        With `digests`, also with those of its arrays: of the written bytes or, if these are
+        With `digests`, also with digests of its arrays: of the written bytes or, if these are
         compressed, of the memory now.
         """
         # The blocks of a compressed file have their own; of a damaged patch, only these tell which

@@ -5,8 +5,8 @@ holder also locks it, and the lock ends with the process. A lease that is not lo
 has ended on this machine, or that another host has not renewed for `EXPIRY_S`, belongs to a dead
 process: the next process replaces it.
 
-A process that stands still for longer loses its lease, so `commit` writes the file that completes a
-save, and checks the lease before.
+A process that stands still for longer loses its lease, so `commit`, which completes a save, checks
+it before.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Permit:
     @classmethod
     @contextlib.contextmanager
     def taken(cls, path: Address, name: str) -> Iterator[Permit]:
-        """Keeps other jobs from saving to a local directory, which it makes; stores have no lease."""
+        """Keeps other jobs from saving to a local directory, which it makes."""
         if not path.is_local:
             yield cls()
             return

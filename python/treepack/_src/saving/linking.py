@@ -4,10 +4,10 @@
         ──▶ probes, digests ──▶ unchanged: where most of a file is, link the file
                            └──▶ the rest: changed shards to one file, others to a second
 
-A step is a whole directory: its manifest names linked files as it names its own. A file's name
-starts with the random name of the save that wrote it. Only files of the step that the same object
-saved or resumed last are linked. The record of each file has the digests of its shards, computed
-from the written bytes, so no array of an earlier step is read, also after a resume.
+A step is a whole directory: its manifest names linked files like its own. A file's name starts with
+the random name of the save that wrote it. Only files of the step that the same object saved or
+resumed last are linked. The record of each file has the digests of its shards, of the written
+bytes, so no array of an earlier step is read.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
     tree ──walk──▶ encoding with gaps ──▶ plan of writers ──▶ a file of this process
                           └──────────────── process 0, after all have written ──▶ manifest
 
-A directory without a manifest is not a checkpoint. Each attempt has its own file names, so the old
-checkpoint in a directory stays until the new manifest replaces the old one. If several jobs save to
-it, only one can commit (`directory.py`).
+Each attempt has its own file names, so the old checkpoint stays until the new manifest replaces the
+old one. If several jobs save to a directory, only one can commit (`directory.py`).
 """
 
 from __future__ import annotations

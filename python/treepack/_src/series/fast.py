@@ -5,8 +5,8 @@
     a thread                └──▶ copy, commit in the durable directory ──▶ rules of `Keep`
 
 The thread copies the oldest first. A checkpoint counts as copied if the durable directory has an
-intact one of a later step, or of its step that was not saved before it. Nothing else is recorded,
-so a killed program leaves nothing to repair; the next save, or `Series.wait`, continues its copies.
+intact one of a later step, or of its step that was not saved before it. Nothing else is recorded:
+after a kill, the next save, or `Series.wait`, continues its copies.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Fast:
         return self.checkpoints.folder.directory.shown
 
     def save(self, step: int, write: Callable[[Progress], None], progress: Progress) -> None:
-        """Saves a checkpoint here, unless one of the directories has a later one; begins to copy it."""
+        """Saves a checkpoint, unless either directory has a later one, and begins to copy it."""
         self.check(bind=True)
         both = self.checkpoints, self._durable
         for one, other in zip(self._unknown(), reversed(both), strict=False):
@@ -83,8 +83,8 @@ class Fast:
     def check(self, *, bind: bool = False, afresh: bool = False) -> None:
         """Raises a TreepackError if the fast directory is of another run, or of a removed one.
 
-        With `bind`, a new or removed directory becomes that of the run. With `afresh`, the durable
-        directory is read again.
+        With `bind`, the run takes a new or removed directory. With `afresh`, the durable directory
+        is read again.
         """
         durable, fast = (tier.folder for tier in (self._durable, self.checkpoints))
         there = durable.read(FILE) if afresh or self._run is None else self._run

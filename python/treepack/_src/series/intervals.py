@@ -2,9 +2,9 @@
 
     process 0    at a step ──▶ whether to save, and the step of the next message ──▶ all
 
-Other steps need no message, so there is about one a second however short steps are. The messages
-belong to a generation, which ends with each save that the clock starts. Once all have taken part in
-a save, messages of generations long before it are deleted.
+Other steps need no message: there is about one a second however short steps are. The messages
+belong to a generation, which ends with each save that the clock starts. Messages of generations
+long before a save of all processes are deleted.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Publisher(Advising):
       storage_options: See `save`.
 
     Raises:
-      CorruptionError: A ValueError. If the head in the directory is damaged.
+      CorruptionError: If the head in the directory is damaged.
       OSError: If the directory cannot be read.
 
     Examples:
@@ -87,11 +87,11 @@ class Publisher(Advising):
           static: See `save`.
 
         Raises:
-          TreepackError: A ValueError. If the version is not newer than the newest one, or another
+          TreepackError: If the version is not newer than the newest one, or another
             publisher has pushed since.
           OSError: If it cannot be written.
-          UnserializableLeafError: A TypeError, with the path. If a leaf cannot be stored.
-          MultiprocessArrayError: A TypeError. If an array is not fully held by this process.
+          UnserializableLeafError: With the path, if a leaf cannot be stored.
+          MultiprocessArrayError: If an array is not fully held by this process.
 
         Warns:
           UserWarning: If older versions cannot be removed.
@@ -221,8 +221,8 @@ class Subscriber(Advising):
 
         Raises:
           FileNotFoundError: If no version was published.
-          TreepackError: A ValueError. If the version is damaged, or larger than `max_size`.
-          MismatchError: A ValueError. If it does not fit the template.
+          TreepackError: If the version is damaged, or larger than `max_size`.
+          MismatchError: If it does not fit the template.
           OSError: If it cannot be read.
         """
         held, head = self._held, self._versions.head()

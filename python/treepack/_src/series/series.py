@@ -182,11 +182,11 @@ class Series(Advising, lists="steps"):
           With `background=True` a `Saving`, whose `result()` waits until all is written.
 
         Raises:
-          InvalidCheckpointError: A ValueError. If a checkpoint of a later step is there.
-          TreepackError: A ValueError. If another job saves to the directory, or another process
+          InvalidCheckpointError: If a checkpoint of a later step is there.
+          TreepackError: If another job saves to the directory, or another process
             fails, has missed this step or saves something else. The next save is not affected.
           OSError: If it cannot be written.
-          UnserializableLeafError: A TypeError, with the path. If a leaf cannot be stored.
+          UnserializableLeafError: With the path, if a leaf cannot be stored.
           TypeError: If a metric is not a number.
 
         Warns:
@@ -247,8 +247,8 @@ class Series(Advising, lists="steps"):
           `step, state = run.resume(state) or (0, state)` begins or resumes.
 
         Raises:
-          CorruptionError: A ValueError. If there are checkpoints, but no intact one; it names all.
-          MismatchError: A ValueError. If the checkpoint does not fit the template; earlier ones are
+          CorruptionError: If there are checkpoints, but no intact one; it names all.
+          MismatchError: If the checkpoint does not fit the template; earlier ones are
             not tried then.
           UnregisteredTypeError: See `treepack.load`, also for other errors except damage.
 
@@ -296,8 +296,8 @@ class Series(Advising, lists="steps"):
         """Returns the metrics of a checkpoint. The state is not read.
 
         Raises:
-          TreepackError: A ValueError. If the step has no checkpoint.
-          CorruptionError: A TreepackError. If it is damaged.
+          TreepackError: If the step has no checkpoint.
+          CorruptionError: If it is damaged.
         """
         return self._read(step, lambda contents: dict(contents.summary().metrics))
 
@@ -324,7 +324,7 @@ class Series(Advising, lists="steps"):
 
         Raises:
           ValueError: If there is no `metric` or no `mode`, and the series has no such rule.
-          TreepackError: A ValueError. If checkpoints have metrics, but none has this one.
+          TreepackError: If checkpoints have metrics, but none has this one.
         """
         rule = None if self._keep is None else self._keep.best
         if metric is not None and (rule is None or rule[0] != metric or mode is not None):
@@ -353,7 +353,7 @@ class Series(Advising, lists="steps"):
         rules. Of several processes, process 0 writes it.
 
         Raises:
-          TreepackError: A ValueError. If the step has no checkpoint.
+          TreepackError: If the step has no checkpoint.
         """
         self._check_existing(step)
         if Meeting.processes()[0] == 0:
@@ -390,7 +390,7 @@ class Series(Advising, lists="steps"):
         Raises:
           SystemExit: If the program received SIGTERM.
           ValueError: In another thread than the main one.
-          TreepackError: A ValueError. If there are several processes, and jax has no preemption
+          TreepackError: If there are several processes, and jax has no preemption
             service.
 
         Examples:

@@ -1,8 +1,8 @@
 """Predicts the next small reads of a file from previous ones.
 
-Scanning a file without an index reads the header of one leaf after another. The layers of a model
-are alike, and so are the distances between headers. A prediction only decides which bytes are
-prefetched; reads always return the actual bytes.
+Without an index, a scan reads the header of one leaf after another. The layers of a model are
+alike, and so are the distances between headers. A prediction only decides which bytes are
+prefetched.
 """
 
 from __future__ import annotations

@@ -1,11 +1,4 @@
-"""Archives of `numpy.savez`.
-
-| module | content |
-|---|---|
-| `archive` | the members of an archive |
-| `walk` | a new directory for one that is damaged |
-| `reading` | an archive as a checkpoint |
-"""
+"""Archives of `numpy.savez`."""
 
 from __future__ import annotations
 

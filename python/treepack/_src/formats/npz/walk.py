@@ -1,10 +1,8 @@
 """Finds the members of an archive whose directory, at its end, is damaged or cut off.
 
-Each member begins with a header of its own, and they lie one after another:
-
 headers of members ──▶ a new directory ──▶ content with both, which zipfile reads
 
-Sections are those of APPNOTE.TXT of PKWARE.
+Sections are in APPNOTE.TXT of PKWARE.
 """
 
 from __future__ import annotations

@@ -1,11 +1,4 @@
-"""Directories of Orbax: items, and the steps of its managers.
-
-| module | content |
-|---|---|
-| `finding` | the items in a directory |
-| `item` | the metadata of an item, and its arrays by TensorStore |
-| `reading` | an item as a checkpoint |
-"""
+"""Directories of Orbax: items, and the steps of its managers."""
 
 from __future__ import annotations
 

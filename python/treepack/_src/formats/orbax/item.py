@@ -2,8 +2,8 @@
 
 Orbax stores a tree in a directory, an *item*. Its file `_METADATA` has the path and type of each
 leaf (`metadata/tree.py` of Orbax). Arrays and numbers are arrays of Zarr, in one OCDBT database or
-in a directory each, named by the keys of their path with dots between them. Strings are in a file
-of JSON, and so are the implementations of typed PRNG keys.
+in a directory each, named by the keys of their path with dots. Strings, and the implementations of
+typed PRNG keys, are in a file of JSON.
 """
 
 from __future__ import annotations

@@ -1,11 +1,4 @@
-"""Safetensors: files, and directories of them as on Hugging Face.
-
-| module | content |
-|---|---|
-| `header` | names of files, headers |
-| `reading` | files and directories as checkpoints |
-| `writing` | files and directories of arrays |
-"""
+"""Safetensors: files, and directories of them as on Hugging Face."""
 
 from __future__ import annotations
 

@@ -1,11 +1,7 @@
 """Safetensors files and repositories of them as checkpoints.
 
-A file is read as the treepack file of its arrays would be: its header becomes an encoding whose
-arrays lie in the file. Files at paths are read as a sharded checkpoint of them: their headers
-become a manifest.
-
-    header ──▶ layout of arrays in the file ──▶ content ──▶ catalog, as of any file
-    headers ──▶ layout with gaps ──▶ manifest, as of a sharded checkpoint
+header ──▶ layout of arrays in the file ──▶ content ──▶ catalog, as of any file
+headers ──▶ layout with gaps ──▶ manifest, as of a sharded checkpoint
 """
 
 from __future__ import annotations

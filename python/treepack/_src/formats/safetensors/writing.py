@@ -2,10 +2,9 @@
 
     tree ──▶ arrays by name ──▶ parts of at most max_shard_size ──▶ header and raw bytes of each
 
-One file is replaced atomically. A directory has one `model.safetensors`, or parts and an index of
-them. The index is replaced last, and names only parts of its own save: each save has new names of
-parts, and the parts of earlier saves are removed after the index. So a reader finds the old or the
-new checkpoint, whenever a save is interrupted.
+One file is replaced atomically. A directory has one `model.safetensors`, or parts, with new names
+in each save, and an index of them, which is replaced last; then earlier parts are removed. So a
+reader finds the old or the new checkpoint, whenever a save is interrupted.
 """
 
 from __future__ import annotations
