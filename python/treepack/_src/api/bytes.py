@@ -249,14 +249,14 @@ def pack_into(
     the buffer. Writes nothing if the buffer is too small.
 
     Args:
-      tree: Any tree; see `treepack.serialization.to_state_dict`. Its arrays may lie in `buffer`
-        itself, but not in another mapping of the same memory.
+      tree: Any tree. Its arrays may lie in `buffer` itself, but not in another mapping of the same
+        memory.
       buffer: Any writable, contiguous buffer, which other threads and processes must not use during
         the call. Trees that were restored from it before change: their arrays view the buffer, and
         so may JAX arrays made from these.
       offset: The offset in bytes at which to write. If it is a multiple of `align` and the buffer
         is aligned (shared memory is), arrays are aligned in memory.
-      align: A power of two from 1 to 64. Arrays begin at multiples of it. An array below 1 KiB that
+      align: A power of two from 1 to 64. Arrays begin at its multiples. An array below 1 KiB that
         wider headers cannot move far enough is aligned for its dtype. With 64, JAX on CPU can use
         arrays in place.
       described: Whether to write the encoding of `dumps`, which `loads` reads.
@@ -355,17 +355,15 @@ def apply_delta(
 
     Args:
       patch: Any bytes-like object.
-      buffer: Any writable, contiguous buffer. No other thread may use it during the call. Trees
-        that were restored from it change.
+      buffer: See `pack_into`.
       offset: The first byte of the encoding in the buffer.
-      threads: The maximum number of threads.
+      threads: See `save`.
 
     Returns:
       The number of bytes of the new encoding.
 
     Raises:
-      BaseMismatchError: If the buffer has another tree than the one that the patch was made
-        against; it lists the leaves.
+      BaseMismatchError: If the buffer has another tree than the base; it lists the leaves.
       ValueError: If the new encoding is larger than the buffer, or an array has another place in
         it, as after an integer that became longer: keep counters as arrays, or pack the whole tree.
       DecodeError: If the patch is damaged, or the buffer has no tree.

@@ -84,17 +84,17 @@ def save(
     between their keys.
 
     Args:
-      path: The file (`~` is the home folder), a `UPath`, or a URL of a store (with obstore or
-        fsspec), where the object appears once it is complete. Suffixes of other formats and typos
-        such as `.safetensor` are errors. A replaced file keeps its permissions; a new one follows
-        the umask.
+      path: The file (`~` is the home folder), a `UPath`, or a URL of a store (obstore or fsspec),
+        where the object appears once it is complete. Suffixes of other formats and typos such as
+        `.safetensor` are errors. A replaced file keeps its permissions; a new one follows the
+        umask.
       tree: Any tree of dicts, lists, tuples, registered nodes and leaves. Or, for trees larger than
         memory, an iterator of pairs of a path and a leaf, which become nested dicts; their arrays
         are spooled to a temporary file beside `path`. Or an open `File`, copied an array at a time
         with its types and metadata, or a `Tree` of one, which becomes dicts; `.npz` and `.npy` get
-        its arrays, and a file without a known suffix an index and a record if the old one has.
-        Damage is an error, except with `open(salvage=True)`: then the intact leaves are copied.
-        Arrays of open files are read last: keep them open until `save` returns.
+        its arrays, a file without a known suffix an index and a record if the old one has. Damage
+        is an error, except after `open(salvage=True)`: then the intact leaves are copied. Keep open
+        files open until `save` returns: their arrays are read last.
       background: Whether to write in a thread, and return a `Saving` as soon as the program may
         change the tree: NumPy arrays are copied, arrays on accelerators fetched, and JAX arrays on
         CPU, which are immutable, referenced. The next save to this path and the exit of the program
@@ -104,16 +104,15 @@ def save(
         an array fully. Of safetensors, each process writes some files. See docs/sharded.md.
       step: A number, such as the training step, which processes that save together compare, so that
         none combines its shards with another step. It is not stored; see `metadata`.
-      timeout: The maximum time in seconds that processes which save together wait for each other.
+      timeout: The seconds that processes which save together wait for each other.
       metadata: Any value to store with the tree, of plain Python types or of types registered with
         `register_auxdata`; see `read_metadata`. Unregistered dataclasses, namedtuples, enums,
         `argparse.Namespace`s and `ConfigDict`s become plain dicts and values. For safetensors a
         dict of strings, by default `{"format": "flax"}`.
       static: How to treat static data and leaves that cannot be stored. `"skip-code"` leaves out
         code (functions, optimizers of functions, definitions of models), which a template or
-        `load(static=...)` supplies again; other data, including data of callables, are an error.
-        `"skip"` leaves these out, too, except arrays, also of other libraries. `"error"` leaves out
-        nothing.
+        `load(static=...)` supplies again; other data, also of callables, are an error. `"skip"`
+        leaves these out, too, except arrays, also of other libraries. `"error"` leaves out nothing.
       mapping: The layout of the file, as for `load`; each tensor is made when it is written. Keys
         of the file are divided at dots.
       select: The leaves to save, such as `"**/lora_*"`; see `load`. Not for an iterator. Containers
@@ -124,36 +123,35 @@ def save(
       base: Data that readers have: a file of `save` (its path, URL or an open `File`), a tree or
         encoded bytes. Arrays of the same path, dtype and shape are written as differences; see
         docs/pipelines.md. `load` and `open` find a file in the same directory by its name; it must
-        stay unchanged, is not the saved file, and has no base itself. Not for sharded saves.
+        stay unchanged, and has no base itself. Not for sharded saves.
       format: `"safetensors"` saves to a directory as on Hugging Face: `model.safetensors`, or files
-        `model-00001-of-00002.safetensors` and their index, which is replaced last. Afterwards,
-        files of an earlier save there are removed.
-      max_shard_size: The maximum size of each of these files, in bytes or as a text such as
-        `"500MB"`, in powers of 1000; by default `"5GB"`. A larger array has its own file.
+        `model-00001-of-00002.safetensors` and their index, which is replaced last. Then files of
+        earlier saves are removed.
+      max_shard_size: The maximum size of these files, in bytes or as `"500MB"` (powers of 1000); by
+        default `"5GB"`. A larger array has its own file.
       separator: For safetensors and npz: the text between keys in a name. `None` is a dot; for an
         open npz that is saved as npz, its text.
       compress: `True` compresses with gzip. `None` does so if the file name ends with `.gz`, except
         in sharded saves. `"numbers"` compresses the exponents of floats: smaller and faster for
         weights, but only for treepack; see docs/guide.md.
       level: The gzip level from 0 (stored) to 9 (smallest). `None` chooses by the content.
-      align: A power of two from 1 to 64. Arrays of at least 1 KiB begin at multiples of it in
-        bytes. With 64, JAX on CPU can use the arrays of a mapped file in place.
+      align: A power of two from 1 to 64: arrays of at least 1 KiB begin at its multiples in bytes.
+        With 64, JAX on CPU can use the arrays of a mapped file in place.
       durable: Whether to wait until the file is on the disk (fsync), so that it survives a power
         failure, not only a crash of the program.
       threads: The maximum number of threads that copy or compress. `None` uses the environment
         variable `TREEPACK_NUM_THREADS`, or else the number of cores.
-      progress: A callable of the encoded bytes done and their total, called regularly, or `True`
-        for a tqdm bar. An exception in it cancels the save, and the file stays the old one.
-      storage_options: Options of obstore or fsspec for the store of a URL, such as credentials and
-        endpoints, in addition to those of a `UPath`; see docs/stores.md.
+      progress: A callable of the encoded bytes done and their total, or `True` for a tqdm bar. An
+        exception in it cancels the save, and the file stays the old one.
+      storage_options: Options of obstore or fsspec for a URL, such as credentials and endpoints, in
+        addition to a `UPath`'s; see docs/stores.md.
 
     Returns:
       With `background=True`, a `Saving`, whose `result()` waits until the file is written.
 
     Raises:
       OSError: If the file cannot be written.
-      UnserializableLeafError: A TypeError with the path, if a leaf, a key or static data cannot be
-        stored.
+      UnserializableLeafError: With the path, if a leaf, a key or static data cannot be stored.
       ValueError: If a dict has two keys that are equal as strings, or a reserved key; if `select`
         or `mapping` matches nothing; if `path` has the suffix of another format; or if two arrays
         would have the same name in safetensors.
@@ -399,32 +397,31 @@ def load(
     Args:
       path: A file of `save` or its URL, the directory of a sharded checkpoint, a `UPath`, bytes, or
         a file object; see `open`. Without a target, files of flax and of `treepack.serialization`
-        become dicts and lists, safetensors (a file or a directory) dicts of NumPy arrays with a dot
-        between keys of names, directories of Orbax dicts and lists of NumPy arrays, and a file of
-        `numpy.save` an array. Gzip is recognised by its first bytes.
+        become dicts and lists, safetensors dicts of NumPy arrays with a dot between keys of names,
+        directories of Orbax dicts and lists of NumPy arrays, and a file of `numpy.save` an array.
+        Gzip is recognised by its first bytes.
       target: A template. The result has its containers. Only shape, dtype and sharding of its
         leaves matter, so `jax.ShapeDtypeStruct`s suffice (from `jax.eval_shape` or `abstract`).
-        Where it has JAX arrays or `ShapeDtypeStruct`s, arrays become JAX arrays on the same devices
-        (not with 64-bit dtypes unless `jax_enable_x64` is set); elsewhere NumPy arrays.
+        Where it has these or JAX arrays, arrays become JAX arrays on the same devices (not with
+        64-bit dtypes unless `jax_enable_x64` is set); elsewhere NumPy arrays.
       strict: How leaves are compared with the target. `True`: shapes and dtypes must be equal;
         float64 in the file matches float32 in JAX arrays, unless `jax_enable_x64` is set.
         `"exact"`: dtypes must be equal, dicts must not have keys that the target lacks
         (`unexpected="ignore"` allows them), and containers equal types where the file stores them.
-        `False`: not compared. Static data are never compared (`diff` does): the target's become the
-        result.
+        `False`: not compared. Static data are never compared (`diff` does): the target's stay.
       cast: Whether to cast floats to the dtypes of the target, and integers where no value changes.
         Floats that overflow are an error, also with `dtype=` and where JAX makes float64 float32,
         except with `cast="overflow"`.
-      dtype: Without a target, the dtype to which all float arrays are cast, such as `jnp.bfloat16`;
+      dtype: Without a target, the dtype to which float arrays are cast, such as `jnp.bfloat16`;
         other arrays, PRNG keys and Python numbers keep their types.
       select: The leaves to load; nothing else is read. One of: a path, which selects everything
         below it and may have wildcards (`*` within one part, `**` across any number of parts); a
         tuple of the parts of a path, without wildcards; a list or set of these; a predicate on
-        paths; or a pytree of bools, each for everything below it. Other leaves of the target stay
-        unchanged; it has the whole paths, as in
+        paths; or a pytree of bools, each for everything below it. Other leaves of the target, which
+        has the whole paths, stay unchanged, as in
         `load(path, {"params": params}, select="params")["params"]`. Without a target, incomplete
-        containers other than dicts become dicts with strings as keys. A pattern without a match in
-        the file and the target is an error.
+        containers become dicts with strings as keys. A pattern without a match in the file and the
+        target is an error.
       exclude: The leaves not to load, in the form of `select`. With a target, they stay unchanged.
       mapping: The layout of the file, where it differs from the tree's: a `Mapping`; or a dict of
         its rules, tree: file, such as `{"params/backbone": "params/encoder"}` for other names, or
@@ -433,11 +430,11 @@ def load(
         the file is missing. Tensors without a rule are ignored, unless `unexpected="error"`.
         Without a target, containers are dicts, arrays NumPy's, and leaves that are code an error.
       missing: Whether leaves of the target that the file lacks are an error, or stay unchanged
-        (`"target"`). `None` in the file, as of `equinox.filter`, and empty nodes, as of
-        `optax.masked`, count as missing. `ShapeDtypeStruct`s cannot stay. Warns if every leaf of
-        the file is loaded, since it may be one of several. Unless a report is returned, it is an
-        error if nothing is loaded, as where `select` takes only what the file lacks, and a warning
-        if the file has the leaves elsewhere, or only others in their subtree.
+        (`"target"`), which `ShapeDtypeStruct`s cannot. `None` in the file, as of `equinox.filter`,
+        and empty nodes, as of `optax.masked`, count as missing. Warns if every leaf of the file is
+        loaded, since it may be one of several. Unless a report is returned, it is an error if
+        nothing is loaded, and a warning if the file has the leaves elsewhere, or only others in
+        their subtree.
       mismatched: The same for arrays whose shape differs from the target's.
       unexpected: Whether leaves of the file that the target lacks are an error (`"error"`) or
         ignored (`"ignore"`). By default ignored in dicts and other mappings of the target, and an
@@ -445,10 +442,10 @@ def load(
       verify: Whether to compare the file with its checksums first; see `verify`. Otherwise only
         headers are checked, and damage in the bytes of an array goes unnoticed.
       on_corrupt: Whether damaged leaves are an error, or count as missing (`"skip"`), so that the
-        target's leaves stay. With `"skip"`, damage outside of leaves is a warning. A leaf whose
-        checksum is lost counts as damaged; of a file without any, leaves are loaded unverified,
-        unless `verify=True`. Warnings and the report name both. Unless a report is returned, warns
-        if no leaf is intact.
+        target's stay; then damage outside of leaves is a warning. A leaf whose checksum is lost
+        counts as damaged; of a file without any, leaves are loaded unverified, unless
+        `verify=True`. Warnings and the report name both. Unless a report is returned, warns if no
+        leaf is intact.
       return_report: Whether to also return a `Report`.
       arrays: The type of arrays: as saved (`"saved"`), all NumPy (`"numpy"`), or all JAX (`"jax"`).
         Arrays of a dtype that JAX lacks, such as `datetime64`, stay NumPy arrays; so do 64-bit
@@ -458,14 +455,13 @@ def load(
         number of devices is the same (see docs/sharded.md), or else on the default device.
       sharding: The sharding for all arrays, which become JAX arrays: a `jax.sharding.Sharding`; a
         pytree of shardings, each for everything below it; or a callable of the path and a
-        `ShapeDtypeStruct` that returns a sharding. NumPy arrays without a sharding, or with `None`,
-        stay NumPy arrays. Each device reads its part of the file.
+        `ShapeDtypeStruct` that returns one. NumPy arrays without a sharding, or with `None`, stay
+        NumPy arrays. Each device reads its part of the file.
       replicas: How to load shards that devices of several processes need. `"read"`: each process
         reads them. `"broadcast"`: one process reads each shard and sends it to the others over the
-        devices, so that a store serves it once; all processes with such devices must call this with
-        the same target, in the same order. See docs/sharded.md.
-      timeout: The maximum time in seconds that processes wait for each other with
-        `replicas="broadcast"`.
+        devices; all processes with such devices must call this with the same target, in the same
+        order. See docs/sharded.md.
+      timeout: The seconds that processes wait for each other with `replicas="broadcast"`.
       copy: For NumPy arrays, as in NumPy 2. `None` returns read-only views of the file where its
         bytes are aligned for the dtype, and copies elsewhere. `True` returns writable copies.
         `False` returns only views, and is an error for arrays that are not aligned, also if they
@@ -474,8 +470,8 @@ def load(
         Meanwhile the file may be replaced or deleted, as by `save`, but must not be truncated or
         overwritten in place. `False` reads the whole file now.
       unknown: Whether nodes that cannot be rebuilt are an error, or become dicts of their children
-        (`"dict"`): nodes of unregistered types, of types whose fields changed since, and nodes
-        whose static data are neither in the file nor in `static`. Ignored with a target.
+        (`"dict"`): of unregistered types, of types whose fields changed since, or without static
+        data in the file or in `static`. Ignored with a target.
       containers: Without a target, whether containers keep their saved types, or become plain dicts
         and lists (`"plain"`): tuples become lists, nodes of other types dicts of their children
         without static data, and code `None`; mappings keep their keys.
@@ -488,7 +484,7 @@ def load(
       max_size: The maximum decompressed size in bytes of gzip, and of a patch and its base; for a
         directory, of its manifest and all its files together.
       expect: The `Digest` of the file, or its 32 digits: the whole file is compared with it before
-        anything is loaded, also with `select`. See `digest`.
+        anything is loaded, also with `select`.
       threads: See `save`; for threads that decompress, cast and copy.
       progress: See `save`; for reading and decompressing. Not called for a mapped file.
       storage_options: See `save`.
@@ -499,8 +495,7 @@ def load(
 
     Raises:
       OSError: If the file cannot be read.
-      DecodeError: With the byte offset and, if it is known, the format, if the file has another
-        one.
+      DecodeError: With the byte offset, if the file has another format, which it names.
       NewerVersionError: If a newer version of treepack wrote the file.
       ValueError: If `select` or `mapping` matches nothing.
       MismatchError: If the file does not match the target; it lists all differences.
@@ -508,8 +503,8 @@ def load(
         used. A missing base is a FileNotFoundError.
       UnregisteredTypeError: With the name, if a type is not registered.
       CorruptionError: If gzip is damaged (GzipCorruptionError) or truncated (GzipTruncatedError),
-        if `verify` finds damage, or if the digest is not that of `expect`; a `Digest` there lets
-        the error name the leaves.
+        if `verify` finds damage, or if the digest differs from `expect`; a `Digest` there lets the
+        error name the leaves.
       HoleError: If static data were not saved, and neither `static` nor a target supplies them.
       TreepackError: If JAX would change the dtype of an array or the value of an integer, if an
         array cannot be placed on its device or sharding, or if another process fails with

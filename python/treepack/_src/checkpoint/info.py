@@ -57,6 +57,7 @@ class Info(NamedTuple):
 
     @classmethod
     def at(cls, reader: Reader, value: int, path: str | _paths.Trail) -> Info:
+        """Describes a value of a file."""
         catalog = reader.catalog
         if catalog.children(value) is not None:
             leaves, nbytes = totals(catalog, value)

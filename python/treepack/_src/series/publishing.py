@@ -27,12 +27,11 @@ class Publisher(Advising):
 
     Each version is written as a patch of the previous one (see `dumps`), and at intervals also as
     an *anchor*, which has the whole tree. The last two anchors stay, and all versions since the
-    first of them. A version appears atomically, when the small file `head.json`, which names it, is
-    replaced.
+    first of them. A version appears atomically, with the small file `head.json`, which names it.
 
-    A publisher that starts continues after the newest version, which it reads. Of two publishers,
-    the one that did not push last gets an error. The last version stays in memory, encoded, and a
-    push briefly needs twice that. Threads may share a publisher: their pushes wait for each other.
+    A publisher continues after the newest version, which it reads first. Of two publishers, the one
+    that did not push last gets an error. The last version stays in memory, encoded, and a push
+    briefly needs twice that. Threads may share a publisher: their pushes wait for each other.
 
     Args:
       path: The directory, or its URL. The first push makes it.
