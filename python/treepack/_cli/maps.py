@@ -24,7 +24,6 @@ MAP = Annotated[
 
 
 def rules_of(given: list[str]) -> Any:
-    """Returns the mapping that `--map` names, or the rules that it has."""
     if len(given) == 1 and "=" not in given[0]:
         return _named(given[0])
     rules: dict[str, Any] = {}

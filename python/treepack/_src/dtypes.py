@@ -39,7 +39,6 @@ def describe(dtype: np.dtype) -> tuple[str | None, bool]:
 
 
 def described(dtype: np.dtype | bytes) -> tuple[np.dtype, str, bool] | None:
-    """Returns a dtype, or that with a name, with the results of `describe`, or `None`."""
     known = resolve(dtype) if isinstance(dtype, bytes) else dtype
     name, native = (None, False) if known is None else describe(known)
     return None if known is None or name is None else (known, name, native)
@@ -143,7 +142,6 @@ def overflows(source: np.ndarray | np.generic, target: np.ndarray) -> int:
 
 @functools.cache
 def _largest(dtype: np.dtype) -> tuple[float, int]:
-    """Returns the largest number of a float dtype, and its bits."""
     size = dtype.itemsize
     if size > 2:
         most = np.asarray(np.finfo(dtype).max, dtype)

@@ -162,7 +162,6 @@ def advised(verb: V) -> V:
 
 
 def advise(verb: Callable[..., Any], error: TypeError, options: Iterable[str]) -> None:
-    """Raises an error that says how to call a function, if the call did not fit its signature."""
     trace = error.__traceback__
     if trace is None or trace.tb_next is not None:
         return
@@ -237,7 +236,6 @@ class Advising(Hinting):
 
 
 def hint_for(kind: type, name: str) -> str:
-    """Returns a hint for a name that objects of a class lack, or an empty text."""
     hints = (_OF_CLASSES.get(each.__name__, {}) for each in kind.__mro__)
     return next((rows[name] for rows in hints if name in rows), "")
 

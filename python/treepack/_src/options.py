@@ -175,7 +175,6 @@ _OPTIONAL = {
 
 
 def check(name: str, value: Any) -> None:
-    """Raises a ValueError if an option has an invalid value; a TypeError if it is not a number."""
     if value is None and name in _OPTIONAL:
         return
     if (choices := _CHOICES.get(name)) is not None:
@@ -227,7 +226,6 @@ def check_iterator(saved: Saved, *, background: bool) -> None:
 
 
 def check_plain(saved: Saved, *, is_whole: bool) -> None:
-    """Raises a ValueError for options that flax's format lacks; `is_whole` for a whole tree."""
     names = ("metadata", "sharded", "base")
     left_out = (None, False)
     given = [f"{name}=" for name in names if all(getattr(saved, name) is not no for no in left_out)]
@@ -350,7 +348,6 @@ def _is_option(parameter: inspect.Parameter) -> bool:
 
 
 def check_known(verb: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Raises a TypeError, as Python does, for an option that a verb lacks."""
     signed: Any = verb
     if unknown := options.keys() - signed.__signature__.parameters.keys():
         name = min(unknown)
@@ -681,7 +678,6 @@ def tell_from(tell: Tell, before: int, total: int) -> Tell:
 
 
 def progress_bar(progress: Progress, title: str) -> AbstractContextManager[Tell | None]:
-    """Returns a context with the callable that reports progress; its end closes the bar, if any."""
     if progress is True:
         return _bar(title)
     if callable(progress):

@@ -184,7 +184,6 @@ def meant(typo: str, paths: Iterable[str]) -> str | None:
 
 
 def closest(name: str, names: Iterable[str]) -> list[str]:
-    """Returns the name most similar to another one; nothing for a long name: it takes too long."""
     return difflib.get_close_matches(name, names, n=1) if len(name) <= _MOST_LENGTH else []
 
 
@@ -224,7 +223,6 @@ def has(ordered: Sequence[str], path: str) -> bool:
 
 
 def put(tree: dict[str, Any], parts: Sequence[str], leaf: Any) -> None:
-    """Puts a leaf into nested dicts; a TreepackError if a leaf is in its way."""
     place: Any = tree
     for part in parts[:-1]:
         place = place.setdefault(part, {})

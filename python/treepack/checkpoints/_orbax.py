@@ -28,7 +28,6 @@ def is_of_orbax(names: Iterable[str]) -> bool:
 
 
 def save_by_orbax(path: str, target: Any, checkpointer: Any, *, overwrite: bool) -> bool:
-    """Saves a tree with a checkpointer; returns whether this is process 0."""
     ocp = _needed("orbax_checkpointer needs Orbax")
     import jax
 

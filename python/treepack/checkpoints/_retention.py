@@ -12,7 +12,6 @@ from treepack.errors import InvalidCheckpointError
 
 
 def check_newest(folder: Steps, name: str) -> None:
-    """Raises an InvalidCheckpointError if there is a checkpoint of this step, or a later one."""
     others = folder.ordered().like(name, earlier=False)
     if others and (name in others or folder.key(others[-1]) > folder.key(name)):
         error = flax.error_type(InvalidCheckpointError, "InvalidCheckpointError")

@@ -31,8 +31,6 @@ from treepack.errors import DecodeError, NoIndexError
 
 
 class _Named(Reader):
-    """A file whose arrays were laid out anew."""
-
     separator = ""
 
     def __init__(self, source: Address, layout: core.Layout, format: str):

@@ -266,8 +266,6 @@ def _text(leaf: Any) -> str:
 
 
 class Apart(NamedTuple):
-    """The largest differences between two arrays, and the number of differing elements."""
-
     absolute: float
     relative: float
     elements: int

@@ -228,7 +228,6 @@ def checked(expected: Any) -> Any:
 
 
 def compare(found: Digest, expected: Digest | str) -> None:
-    """Raises a CorruptionError if digests differ; it names the leaves that do, if known."""
     if str(found) == str(expected):
         return
     text = f"digest mismatch: expected {expected}, found {found}"

@@ -106,7 +106,6 @@ class ShardsReader(ShardedReader):
         self._damage = "; ".join(self._lost)
 
     def _read_manifest(self, source: Openable) -> tuple[bytes, core.Manifest]:
-        """Makes the manifest of the shards in files."""
         self._opened: dict[str, Reader] = {}
         for name in self._names():
             try:

@@ -79,7 +79,6 @@ class Box:
         self.is_in_place = in_place and self._is_view
 
     def find(self) -> Box:
-        """Opens the files that it needs, finds its shards, and returns itself."""
         if not self._is_found:
             files = self.array.reader
             files.need_files(number for number, _ in self.shards.files)
@@ -171,7 +170,6 @@ class _StoppedError(TreepackError):
 
 
 def find(boxes: Iterable[Box]) -> None:
-    """Opens the files that boxes need, many remote ones at a time, and finds the shards."""
     boxes = [*boxes]
     needed: dict[Any, set[int]] = defaultdict(set)
     for box in boxes:
@@ -226,7 +224,6 @@ _NEARLY_WHOLE = 0.95
 
 @contextlib.contextmanager
 def reading(boxes: Iterable[Box], threads: int) -> Iterator[Callable[[Box], np.ndarray]]:
-    """Prefetches boxes in threads; yields a function that waits for a box."""
     in_place = functools.partial(Box.read, align=ALIGN)
     copied = [box for box in boxes if not box.is_in_place]
     if not copied:
@@ -250,8 +247,6 @@ def _prefetch(boxes: list[Box], stopped: Event) -> None:
 
 
 class ShardedArray(BoxedArray):
-    """An array whose shards are in several files; each shard is read when it is needed."""
-
     reader: Files
 
     def __init__(

@@ -29,8 +29,6 @@ def layout_of(
 
 
 class Unchecked(Reader):
-    """Reads a checkpoint whose format has no checksums."""
-
     @property
     def is_summed(self) -> bool:
         return False

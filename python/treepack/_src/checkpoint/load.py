@@ -253,8 +253,6 @@ def _nested(place: Place, target: dict[str, Any], separator: str) -> dict[str, A
 
 
 def _by_name(separator: str) -> Callable[[str], str]:
-    """Returns a function from paths in a target to the paths of the same names in a file."""
-
     def path_of(path: str) -> str:
         return _paths.text(separator.join(_paths.parts(path)).split(separator))
 
@@ -510,8 +508,6 @@ def _part(
     note: Callable[[Trail], None],
     selection: Selection,
 ) -> Any:
-    """Builds a tree of the marked leaves; complete containers keep their types."""
-
     def built(reading: Reading) -> Any:
         state = place.reader.read(place, reading, marks, None)
         state = cast_floats(state, reading, note)

@@ -437,7 +437,6 @@ class MappedReader(Reader):
         return type(self)(place, self._mapping, self.there)
 
     def lacks(self) -> dict[str, str]:
-        """Returns the reasons why leaves of the template are not made, by their paths."""
         missing = [fault for fault in self.plan.faults if fault.is_missing]
         lacks = {fault.path: fault.text for fault in missing}
         for rule in self.plan.unused[:1] if missing else ():
@@ -493,7 +492,6 @@ class MappedReader(Reader):
         return self._mapping.is_function
 
     def left_out(self) -> set[str]:
-        """Returns the leaves of the template that stay because no rule makes them."""
         if self._mapping.rest != "skip":
             return set()
         return {*(self.there or ())} - {*self.outcome, *(fault.path for fault in self.plan.faults)}

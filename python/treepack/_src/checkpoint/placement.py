@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 def sharing(
     target: Any, reading: Reading, options: Sharing
 ) -> AbstractContextManager[Together | None]:
-    """Returns a context for a load in which processes share the shards that they read."""
     _, count, _ = _jax.processes() if options.replicas == "broadcast" else (0, 1, None)
     if count == 1 or reading.arrays == "numpy" or reading.device is not None:
         return contextlib.nullcontext()
@@ -275,7 +274,6 @@ def _is_jax(item: Item) -> bool:
 
 
 def _may_be_jax(item: Item) -> bool:
-    """Returns whether a NumPy array may become a JAX array on the requested device or sharding."""
     target, array = item.target, item.leaf
     if not isinstance(array, _HOST):
         return False

@@ -150,7 +150,6 @@ class Reader:
 
     @property
     def is_cut(self) -> bool:
-        """Whether leaves may be missing because of damage."""
         return self.catalog.damage is not None
 
     @property
@@ -168,7 +167,6 @@ class Reader:
         return self.catalog.leaf_values(0)[self.catalog.summed :]
 
     def unknown(self, value: int) -> list[int]:
-        """Returns the leaves below a value whose shape and dtype cannot be read."""
         return []
 
     def lists_of(self, leaves: Collection[int]) -> list[range]:
@@ -195,7 +193,6 @@ class Reader:
         return f"{', '.join(paths)}{more} {'is' if len(values) == 1 else 'are'}"
 
     def salvaging(self) -> Reader:
-        """Returns a reader of the same file with its intact leaves, as with `salvage=True`."""
         if self.salvages:
             return self
         reader = object.__new__(type(self))  # `copy.copy` would open the file again
@@ -244,7 +241,6 @@ class Reader:
         return None
 
     def compare(self, value: int, parts: list[str]) -> None:
-        """Raises a CorruptionError if a leaf differs from its checksum."""
         with naming(self.given):
             self.catalog.compare(value)
 
@@ -288,7 +284,6 @@ class Reader:
         return fetching(self.stored(places))
 
     def stored(self, ranges: Iterable[tuple[int, int]]) -> Iterator[RemoteRange]:
-        """Yields the parts of a remote file that hold ranges of its content."""
         content = self._content  # read once, as in `catalog`
         if content is not None and self._blocks is not None:
             for start, stop in ranges:
@@ -656,7 +651,6 @@ def _array_at(reader: Reader, parts: list[str]) -> Any:
 
 
 def bounds_of(box: Iterable[range]) -> Bounds:
-    """Returns the indices of each dimension of a box as the core takes them."""
     # The start of no index is arbitrary, and so is the step of a single one.
     return [
         (part.start if part else 0, len(part), part.step if len(part) > 1 else 1) for part in box

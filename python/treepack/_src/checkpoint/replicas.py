@@ -42,8 +42,6 @@ _rounds: dict[str, Iterator[int]] = defaultdict(itertools.count)
 
 
 class Together:
-    """The processes that load a checkpoint together, and agree before each step."""
-
     def __init__(self, members: Sequence[int], timeout: float):
         """`members` are all processes that call this; `timeout` is in seconds."""
         check_not_forked("load")

@@ -64,7 +64,6 @@ class Selector:
             )
 
     def mark(self, catalog: core.Catalog, value: int) -> core.Marks | None:
-        """Marks the selected leaves of a file below a value; `None` for all."""
         if self._predicate is not None:
             ends = _paths.Room().all(catalog.ends(value))
             meant = {end for path, end in ends if self._predicate(path)}
@@ -88,7 +87,6 @@ class Selector:
         return is_selected
 
     def unmatched(self, paths: Iterable[str]) -> list[int]:
-        """Returns the numbers of patterns that match none of the paths."""
         left = set(range(len(self.patterns)))
         for path in paths if left else ():
             assert self.selector is not None
@@ -131,7 +129,6 @@ def nothing_left(where: str, paths: Iterable[str]) -> str:
 
 
 def _literal(text: str, paths: Iterable[str]) -> tuple[str, ...] | None:
-    """Returns the parts of the only path that is `text` without escapes."""
     if "/" not in text and "~" not in text:
         return None
     candidates: set[tuple[str, ...]] = set()
@@ -169,7 +166,6 @@ def _starred(pattern: str, paths: Iterable[str]) -> str:
 
 
 def _keyed(pattern: str, paths: Iterable[str]) -> str:
-    """Returns a hint if a pattern is a key path of JAX as text: `['params']['w']`."""
     keys = [key[0] or key[1] for key in _KEY.findall(pattern)]
     path = _paths.text(keys)
     if not keys or _KEY.sub("", pattern) or Selector(path).unmatched(paths):

@@ -73,7 +73,6 @@ class ReplacedError(CorruptionError):
 
 
 def unless_replaced(work: Callable[[], T]) -> T:
-    """Calls `work`, and retries if the checkpoint that it reads is replaced."""
     for _ in range(_ATTEMPTS):
         try:
             return work()
@@ -167,7 +166,6 @@ class ShardedReader(Files):
         return reader
 
     def processes(self) -> dict[int, int]:
-        """Returns the number of the file of each process of the save."""
         names = [name for name, _, _ in self._expected]
         # Linked files of earlier saves may be of processes with the same numbers.
         mine = [at for at, name in enumerate(names) if save_of(name) == save_of(names[0])]
@@ -338,7 +336,6 @@ class ShardedReader(Files):
         return ShardedArray(self, value, parts, kind, shards)
 
     def _sharded(self, value: int, parts: list[str]) -> ShardedArray | None:
-        """Returns the array of a leaf, or of a PRNG key, whose bytes are in other files."""
         kind = self.kind(value, parts)
         array = self.array(value, parts, kind) if kind[0] in ("array", "prng_key") else None
         return array if isinstance(array, ShardedArray) else None

@@ -187,7 +187,6 @@ def _in_blocks(
 def division(
     sharding: Any, shape: tuple[int, ...]
 ) -> tuple[core.ShardGrid, tuple[int, ...], list[list[Any]]]:
-    """Divides an array; returns also the number of shards in each dimension, and their devices."""
     part = sharding.shard_shape(shape)
     counts = tuple(size // step for size, step in zip(shape, part, strict=True))
     places = sharding.devices_indices_map(shape)

@@ -82,7 +82,6 @@ def _magnitudes(array: Any) -> Iterator[np.ndarray]:
 
 
 def _native_blocks(array: Any) -> Iterator[np.ndarray]:
-    """Yields the elements of a `LazyArray`, block by block; of packed ones the bytes."""
     for start in range(0, array.size, _READ):
         elements = array.flat_range(start, min(array.size, start + _READ))
         if _dtypes.is_packed(elements.dtype):

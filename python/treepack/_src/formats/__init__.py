@@ -83,7 +83,6 @@ class Format:
         return None
 
     def describe(self, path: Any, look: Look) -> str | None:
-        """Describes a directory of this format that cannot be opened, with a remedy."""
         return None
 
     def is_run(self, path: Any) -> bool:
@@ -101,7 +100,6 @@ class Format:
         return None
 
     def content_of(self, tree: Any, saved: Saved) -> tuple[Leaves, Mapping[str, str] | None]:
-        """Returns the arrays of a tree that is saved, and the metadata as strings."""
         raise NotImplementedError
 
     def write(
@@ -148,7 +146,6 @@ def readable_suffixes() -> tuple[str, ...]:
 
 
 def of_content(data: core.Content | Buffer) -> Format | None:
-    """Returns the format of data, or `None` for msgpack and unknown formats."""
     content = data if isinstance(data, core.Content) else core.Content.lent(data)
     return next((each for each in known() if each.recognizes(content)), None)
 

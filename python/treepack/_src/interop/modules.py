@@ -78,5 +78,4 @@ def is_from(function: Any, module: str) -> bool:
 
 
 def has_array_protocol(value: Any) -> bool:
-    """Returns whether a value is an array of a library that NumPy or JAX converts."""
     return any(hasattr(type(value), name) for name in ("__array__", "__dlpack__"))

@@ -39,7 +39,6 @@ def describe(sharding: Any) -> Parts | None:
 
 
 def resolve(mesh: list[tuple[str, int, bool]], spec: list[list[str]], memory: list[str]) -> Any:
-    """Returns the recorded sharding; `None` if the devices for it are missing."""
     from jax.sharding import NamedSharding, PartitionSpec
 
     names = [name for name, _, _ in mesh]

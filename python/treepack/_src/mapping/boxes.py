@@ -30,7 +30,6 @@ class Part(NamedTuple):
 
     @property
     def lens(self) -> list[tuple[int, ...]]:
-        """The sizes of the axes of each dimension."""
         return [tuple(len(self.cover[axis]) for axis in group) for group in self.groups]
 
     @property
@@ -198,7 +197,6 @@ def merged(ranges: Sequence[range], lens: Sequence[int]) -> range | None:
 
 
 def box_of(part: Part, ranges: Sequence[range]) -> list[range]:
-    """Returns the indices of each dimension of a source, of a part that `windows` yielded."""
     box, at = [], 0
     for lens in part.lens:
         indices = merged(ranges[at : at + len(lens)], lens)

@@ -148,7 +148,6 @@ class Step(NamedTuple):
                 copy(result, place, threads=threads)
 
     def _check(self, elements: np.ndarray, path: str) -> None:
-        """Raises a TreepackError if results overflow, or would not be equal on the way back."""
         rule, place = self.made.rule, self.place
         if rule.is_checked and rule.scale is not None:
             back = np.empty(elements.shape, elements.dtype)

@@ -168,7 +168,6 @@ class Planner:
                         known.add(path)
 
     def _path(self, side: Side, pattern: Pattern, values: Mapping[str, str], *rest: str) -> str:
-        """Returns a path of the other side, as the template has it if there is one."""
         text = pattern.fill(values)
         parts = _paths.parts(text)
         if side.is_file and "/" not in text and text != _paths.ROOT:
@@ -211,7 +210,6 @@ class Planner:
             self._add(rule, new, old)
 
     def _owners(self, paths: Sequence[str]) -> dict[str, list[Rule]]:
-        """Returns the rules with the longest path in the tree for each leaf of the tree."""
         names, best = Names(dict.fromkeys(paths)), dict[str, tuple[int, int]]()
         owners: dict[str, list[Rule]] = {path: [] for path in paths}
         for rule in self._rules if paths else ():
@@ -348,7 +346,6 @@ class Planner:
                 yield self._path(rule.there, pattern, texts), made
 
     def _kind(self, paths: Sequence[str], count: int) -> tuple[list[Shape], np.dtype[Any]]:
-        """Returns the shape of each of `count` kinds of sources, and their common dtype."""
         first = self._here[paths[0]]
         for at, path in enumerate(paths):
             leaf, like = self._here[path], self._here[paths[at % count]]
@@ -375,7 +372,6 @@ class Planner:
         shared: Mapping[str, str],
         shape: Shape,
     ) -> tuple[str, ...]:
-        """Returns the paths of the factors of arrays of a shape, after checking theirs."""
         if rule.scales is None or rule.block is None:
             return ()
         if len(shape) < 2:
@@ -531,7 +527,6 @@ def _range_of(pattern: Pattern, name: str, size: int) -> range:
 
 
 def _cover(rule: Rule, side: Side, name: str, number: int, sizes: Mapping[str, int]) -> range:
-    """Returns the indices of an axis that an array of a side has."""
     if name == rule.along and len(side.patterns) > 1:
         before = sum(sizes[part_of(name, at)] for at in range(number))
         return range(before, before + sizes[part_of(name, number)])

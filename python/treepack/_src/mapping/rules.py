@@ -190,7 +190,6 @@ def _patterns(paths: Any, side: str, is_literal: bool) -> tuple[Pattern, ...]:
 
 
 def _check_ranges(source: Side, target: Side) -> None:
-    """Checks that an index with a range on both sides has equally many numbers there."""
     for one, other in itertools.product(source.patterns, target.patterns):
         for name in one.ranges.keys() & other.ranges.keys():
             ours, theirs = one.ranges[name], other.ranges[name]
@@ -215,7 +214,6 @@ _ALONG = "(('gate', 'up'), 'f m -> n f m', {'along': 'n'})"
 
 
 def _check_axes(rule: Rule) -> None:
-    """Checks that each axis is on both sides, or an index, or `along`."""
     file, tree = rule.here, rule.there
     for path, side, other in (("file", file, tree), ("tree", tree, file)):
         for name in side.indices:

@@ -53,7 +53,6 @@ class RuleSet(Hinting):
         return f"treepack.Mapping({count}{', inverse' * self._is_inverse})"
 
     def inverse(self) -> Self:
-        """Returns the mapping in the other direction; a ValueError if a rule has no inverse."""
         inverse = object.__new__(type(self))
         inverse.__dict__.update(self.__dict__)
         inverse._is_inverse = not self._is_inverse

@@ -30,7 +30,6 @@ class UnfitError(SizesError):
 
 
 def expanded(rule: Rule, shape: Shape) -> Rule:
-    """Returns a rule with axes in place of `...`, for an array of one shape on the side here."""
     groups = rule.here.groups
     count = len(shape) - len(groups) + ((REST,) in groups)
     if count < 0 or (count > 0 and (REST,) not in groups):

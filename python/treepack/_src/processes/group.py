@@ -109,7 +109,6 @@ class _Rounds:
         groups[call] = weakref.ref(group, lambda _: groups.pop(call, None))
 
     def _waiting(self) -> list[tuple[int, Group]]:
-        """Returns the saves without a round, in the order of their calls."""
         groups = ((call, group()) for call, group in sorted(self._groups.copy().items()))
         return [(call, group) for call, group in groups if group is not None]
 

@@ -88,7 +88,6 @@ def _make_dict(target: Any, new: dict[str, Any]) -> Any:
 
 
 def _copied(target: Any) -> Any:
-    """Copies a dict or list of a subclass; without its items if copying fails."""
     try:
         return copy.copy(target)
     except Exception:  # code of the program may raise anything

@@ -98,7 +98,6 @@ def explain(value: Any) -> str:
 
 
 def as_plain(value: Any) -> tuple[str, Callable[[Any], Any]] | None:
-    """Returns how a configuration of a known type becomes a dict: as text, and as a function."""
     if _is_namespace(value) or isinstance(value, types.SimpleNamespace):
         return "vars(...) of it", vars
     methods = ("model_dump", "to_dict")  # pydantic's models, ConfigDict

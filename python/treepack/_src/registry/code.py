@@ -120,7 +120,6 @@ _MOST_HELD = 20_000
 
 
 def _walk(value: Any, parts: Callable[[Any], Iterable[Any] | None]) -> Iterator[Any]:
-    """Yields a value, its parts, and their parts, each once."""
     left = [value]
     seen = {}
     while left:
@@ -170,7 +169,6 @@ def _is_of_class(ty: type) -> bool:
 
 
 def _held(value: Any) -> Iterable[Any]:
-    """Returns the objects in a value that may be data of a tree."""
     ty = type(value)
     if ty is types.FunctionType:
         return _of_function(value)

@@ -48,7 +48,6 @@ def exactly(ty: type, value: Any) -> Any:
 
 
 def as_parts(types_of_parts: tuple[Any, ...], parts: Any) -> Any:
-    """Checks each part of a tuple with a type, a tuple of types, or `object`."""
     if len(exactly(tuple, parts)) != len(types_of_parts):
         raise ValueError(f"expected {len(types_of_parts)} parts, found {len(parts)}")
     for expected, part in zip(types_of_parts, parts, strict=True):
@@ -77,12 +76,10 @@ _FACTORIES: tuple[Any, ...] = (
 
 
 def is_inert_factory(factory: Any) -> bool:
-    """Returns whether a file may cause a default factory to run."""
     return any(factory is known for known in _FACTORIES)
 
 
 def checked_factory(factory: Any) -> Any:
-    """Returns a default factory from a file after checking that it is a builtin type."""
     if not is_inert_factory(factory):
         raise ValueError(
             f"a file may name only builtin types as default factories, not a "
@@ -92,7 +89,6 @@ def checked_factory(factory: Any) -> Any:
 
 
 def found_in(module: str, name: str) -> Any:
-    """Finds an attribute of a module that the program has imported, or raises."""
     value = found_at(module, name)
     if value is None:
         raise UnregisteredTypeError(

@@ -47,7 +47,6 @@ _BUILTIN = (tuple, list, dict, set, frozenset, str, bytes, bytearray, int, float
 
 
 def is_definition(ty: type) -> bool:
-    """Returns whether the definition of a type is enough to split and rebuild its values."""
     if issubclass(ty, enum.Enum) or (issubclass(ty, tuple) and ty is not tuple):
         return True
     return (
@@ -97,7 +96,6 @@ def parts_of(value: Any) -> Any:
 
 
 def part_of(value: Any, name: str) -> tuple[Any] | None:
-    """Returns a part of a value that `name_and_parts` splits, or of a container, in a 1-tuple."""
     named = AUXDATA.named(type(value))
     value = value if named is None else named[1].encode(value)
     ty: Any = type(value)

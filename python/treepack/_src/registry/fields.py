@@ -85,7 +85,6 @@ def _field_names(ty: Any) -> list[str]:
 
 
 def from_fields(ty: Any, fields: dict[str, Any]) -> Any:
-    """Builds a dataclass or namedtuple from fields; missing fields get their defaults."""
     if type(fields) is not dict:  # lookups in other types may be slow
         raise ValueError(f"expected a dict of fields, found {type(fields).__name__}")
     names = _field_names(ty)

@@ -137,7 +137,6 @@ def _of_dataclass(ty: type) -> FixedFields | None:
 
 
 def _of_module(module: Any, flatten: Any, unflatten: Any) -> FixedFields | None:
-    """Returns the attributes of modules like this one, if equinox flattens it as expected."""
     head = (equinox.missing(),)
     names, rest = Fields.marked(dataclasses.fields(module))
     attributes = vars(module)

@@ -79,7 +79,6 @@ def storable(values: dict[str, Any], left_out: LeftOut, where: str = "") -> dict
 
 
 def in_place_of(field: str, code: Any, left_out: LeftOut) -> Hole:
-    """Returns the placeholder for code in a field; a TypeError if it must not be left out."""
     if left_out.static == "error":
         raise TypeError(f"the field {field!r}: cannot save {_text_of(code)}{OR_SKIP}")
     _check_has_no_data(code, left_out)
@@ -154,7 +153,6 @@ class Code:
 
 
 def hole_of(code: Any, left_out: LeftOut) -> Hole:
-    """Returns the placeholder for a leaf or node that is code; a TypeError if it has data."""
     _check_has_no_data(code, left_out)
     left_out.has_code = True
     return _hole(code, [])

@@ -204,7 +204,6 @@ class _Marked(NamedTuple):
 
 
 def _marked(data: bytes) -> _Marked | None:
-    """Decodes marked static data; `None` for data without a mark."""
     if not any(mark.encode() in data for mark in (_VARIABLE, _FUNCTIONS)):  # nearly always
         return None
     match core.decode_value(data):

@@ -86,7 +86,6 @@ def library_of(name: str) -> str | None:
 
 
 def remedy(library: str) -> str:
-    """Returns what makes the types of a library known: its import, or installing jax first."""
     try:
         is_here = library != "jax" or importlib.util.find_spec("jax") is not None
     except ImportError:

@@ -110,7 +110,6 @@ class Lookups:
             raise
 
     def _type_in_static(self, name: str) -> NodeType | None:
-        """Finds a type among the nodes in `static`, by its name without registration."""
         if self._types_in_static is None:
             self._types_in_static = {}
             _collect_types(self.static, self._types_in_static, {})
@@ -305,7 +304,6 @@ class _Filling:
         return value
 
     def _by_path(self, hole: Hole, inside: list[str]) -> tuple[Any] | None:
-        """Finds the value of a placeholder in a dict, at its path or inside a parent's value."""
         values, longest = self.lookups.values, self.lookups.longest
         whole = (*self.parts, *inside)
         for count in range(min(len(whole), longest), -1, -1) if values else ():
@@ -347,7 +345,6 @@ class _Filling:
         return _inside(static[""], inside) if "" in static else None
 
     def _node_in(self, template: Any, count: int) -> tuple[Any, dict[str, Any]] | None:
-        """Finds the node in a tree below `count` keys, and its static data as they are saved."""
         below = self.lookups.below(template, self.parts[count:])
         if below is None or template is None:
             return None
@@ -357,7 +354,6 @@ class _Filling:
 
 
 def _like(value: Any, name: str | None, parts: Any) -> Any:
-    """Returns the value; rebuilds it from saved parts if they have the same type."""
     ty = type(value)
     if default_name(ty) != name or not is_definition(ty):
         return value

@@ -176,7 +176,6 @@ class Names(Generic[T]):
             raise ValueError(f"{alias!r} is the {self._sort} {_label(owner.thing)}: {_GONE}")
 
     def add(self, thing: Any, name: str, entry: T, aliases: Iterable[str] = ()) -> None:
-        """Names an object; its older definition loses the name."""
         older = self._by_name.get(name)
         self._aliases.pop(name, None)
         self._by_name[name] = _Named(thing, entry)
@@ -304,7 +303,6 @@ def _held(module: str, qualname: str) -> Any:
 
 
 def _is_running(module: str) -> bool:
-    """Returns whether top-level code of a module is running in this thread."""
     scope = vars(sys.modules[module]) if module in sys.modules else None
     frame = sys._getframe()
     while frame is not None:

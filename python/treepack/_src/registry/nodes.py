@@ -93,7 +93,6 @@ class Recorder(LeftOut):
 
 
 def _named_by_handler(state: Any, children: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns children by the names in a handler's state; `None` if its children differ."""
     if type(state) is not dict or len(state) != len(children) or _has_lists(state):
         return None
     if not all(map(_is_state_of, state.values(), children.values())):
@@ -130,7 +129,6 @@ def _has_lists(state: dict[str, Any]) -> bool:
 
 
 def type_of(ty: type, kind: NodeKind | None) -> NodeType | None:
-    """Describes a type by its entry, or else by the kind of its nodes; `None` for a leaf."""
     return TYPES.entry_of(ty) or own(ty) or (None if kind is None else unregistered(ty, kind))
 
 

@@ -359,7 +359,6 @@ def _check_dropped(nodetype: type, dropped: Sequence[str]) -> None:
 
 
 def _adopted(nodetype: type, given: Fields | None, dropped: Sequence[str]) -> Fields | None:
-    """Returns the fields of a type that JAX knows; raises if other fields are given."""
     current = Fields.of(nodetype)
     entry = TYPES.entry_of(nodetype)
     if current is None and entry is not None and entry.checked:

@@ -156,7 +156,6 @@ def _register_static(value: Any, owner: type) -> None:
 
 
 def _name_of_default(value: Any, owner: type) -> str | None:
-    """Names a value, such as a lambda, that is the default of a parameter of a type."""
     try:
         initializer: Any = owner.__init__  # type: ignore[misc]
         parameters = list(inspect.signature(initializer).parameters.values())

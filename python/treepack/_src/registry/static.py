@@ -318,14 +318,12 @@ _MOST_NAMES = 1000
 
 
 def known_type(name: str, saved: Any, parts: Any) -> tuple[Any] | None:
-    """Rebuilds a value of a registered type, in a 1-tuple; `None` for other names."""
     if AUXDATA.by_name(name) is None and _library_decoder(name) is None:
         return None
     return (rebuild_value(name, parts, saved),)
 
 
 def remark_on_main(name: str) -> str:
-    """Returns a remark on a name that only the saving program has; empty for other names."""
     if not name.startswith("__main__.") and "<locals>" not in name:
         return ""
     return (

@@ -120,7 +120,6 @@ def check_static(expected: list[str], static: Any) -> None:
 
 
 def evolved(entry: NodeType, saved: Fields | None, version: int) -> NodeType:
-    """Returns a type that rebuilds nodes which were saved with other fields, or raises."""
     if version != entry.version:
         if entry.upgrade is None or version > entry.version:
             raise _refusal(

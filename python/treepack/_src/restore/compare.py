@@ -173,7 +173,6 @@ def _as_array(number: Any, like: Signature) -> np.ndarray | None:
 
 
 def is_opaque(leaf: Any) -> bool:
-    """Returns whether a leaf is an object that cannot be stored, not an array, number or str."""
     return not isinstance(leaf, type) and not _is_plain(leaf) and signature(leaf) is None
 
 

@@ -114,7 +114,6 @@ def _names_of(child: Any) -> set[str]:
 
 
 def about_root(mismatches: list[Mismatch]) -> str:
-    """Returns a hint if another argument stands in the place of the template."""
     mismatch, missing = mismatches[0], {it.expected for it in mismatches if it.found == NOTHING}
     if missing == {"function"} and any(it.expected == NOTHING for it in mismatches):
         return (
@@ -213,7 +212,6 @@ def about_names(
 
 
 def about_keys(mismatches: list[Mismatch]) -> Iterator[str]:
-    """Yields a hint if a leaf describes an array, or a key of one side is its data on the other."""
     for (ours, theirs), hint in _KEYS.items():
         if any(
             mismatch.expected.startswith(ours) and mismatch.found.startswith(theirs)
@@ -228,7 +226,6 @@ def about_types(mismatches: list[Mismatch]) -> Iterator[str]:
 
 
 def about_ties(mismatches: list[Mismatch]) -> Iterator[str]:
-    """Yields hints if only one side has one node in several places."""
     if any(mismatch.found.startswith(NODE_OF) for mismatch in mismatches):
         yield (
             "JAX copies shared nodes of nnx: make the template without jax.tree.map and jax.jit, "
@@ -248,7 +245,6 @@ def about_axes(
     *,
     has_function: bool = False,
 ) -> Iterator[str]:
-    """Yields a hint about arrays whose axes have another order in the file; see `about_names`."""
     names = names_of or {}
     rules, split, unclear = {}, {}, []
     for mismatch in mismatches:

@@ -80,7 +80,6 @@ class Coverage:
         self._note(self._loaded, [path])
 
     def restored(self, loaded: list[Trail], kept: list[tuple[Trail, Any]]) -> None:
-        """Records loaded leaves, and parts of the template that stay; called by the core."""
         self._note(self._loaded, loaded)
         for path, part in kept:
             self.kept(part, path)
@@ -89,8 +88,6 @@ class Coverage:
         self._note(self._cast, [path])
 
     def watching(self, convert: Convert) -> Convert:
-        """Wraps a function that converts leaves to record leaves whose dtype changes."""
-
         def watched(leaves: list[Any]) -> list[Any]:
             converted = convert(leaves)
             for (path, _, old, *_), new in zip(leaves, converted, strict=True):
@@ -111,7 +108,6 @@ class Coverage:
             self._kept.update(self._room.all(_leaves(target, path)))
 
     def unexpected(self, state: Any, path: Trail) -> bool:
-        """Records leaves of the state that the template lacks; returns whether there are any."""
         leaves = (leaf for leaf, value in state_leaves(state, path) if value is not ABSENT)
         first = next(leaves, None)
         if first is not None:
@@ -244,7 +240,6 @@ def _moved(ours: Collection[str], theirs: Collection[str]) -> tuple[str, str] | 
 
 
 def _without_tail(one: str, other: str) -> tuple[str, str]:
-    """Removes the names at the end that two paths share, except the first of the shorter one."""
     ours, theirs = one.split("/"), other.split("/")
     while min(len(ours), len(theirs)) > 1 and ours[-1] == theirs[-1]:
         del ours[-1], theirs[-1]

@@ -266,7 +266,6 @@ class Restore:
         return target
 
     def leaf(self, target: Any, state: Any, name: str) -> Any:
-        """Returns a leaf or its conversion; collects the leaf during the first walk."""
         return self._settled(self.path_of(name), target, state)
 
     def _settled(self, path: Trail, target: Any, state: Any) -> Any:

@@ -342,7 +342,6 @@ _PLAIN_KINDS: dict[type, str] = {dict: "dict", list: "list", tuple: "tuple"}
 def _partial_names(
     children: dict[str, Any], state: Any, missing: list[str], restore: Restore
 ) -> tuple[Any, list[str], list[str]]:
-    """Returns the state with marks for parts that stay, and missing and unexpected names."""
     partial = restore.partial
     assert partial is not None
     kept = {name for name in missing if partial.keeps(children[name], restore.path_of(name))}

@@ -151,7 +151,6 @@ def _own_leaves(node: Any, trail: Trail) -> Iterator[tuple[Trail, Any]]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Returns whether two leaves have the same bits in this process."""
     if one is other:
         return True
     key, other_key = Key.of(one), Key.of(other)

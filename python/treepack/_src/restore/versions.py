@@ -71,7 +71,6 @@ def mark_older(state: Any, record: RecordAt) -> tuple[Any, dict[int, str]]:
 
 
 def _as_saved(leaves: list[tuple[str, None, Any, bool, Any]]) -> list[Any]:
-    """Returns leaves as JAX arrays, if JAX has their dtype; PRNG keys already are."""
     return [
         leaf if _jax.is_array(leaf) else _jax.like(np.asarray(leaf)) for _, _, leaf, *_ in leaves
     ]

@@ -88,7 +88,6 @@ class Checkpoints:
         self.damaged.pop(summary.step, None)
 
     def summary(self, step: int, *, is_directory: bool = False) -> Summary | None:
-        """Returns a checkpoint, which is read once; `None` if it is damaged."""
         if step in self.damaged:
             return None
         summary = self._summaries.get(step)
@@ -201,7 +200,6 @@ class Checkpoints:
         self._linking = Linking(full_every)
 
     def has_resumed(self, step: int) -> None:
-        """Lets the next save link the files of a step that was resumed."""
         if self._linking is not None:
             self._linking.resume(self.path(step))
 

@@ -209,7 +209,6 @@ class Contents:
         return (items if any(item is not None for item in items) else None), saved
 
     def verify(self, index: int, count: int) -> None:
-        """Verifies the files, or the share of one of several processes."""
         for opening in self._all[index::count]:
             file = opening()
             statuses, damage = file.verify(threads=None, progress=None)

@@ -58,8 +58,6 @@ def checked(name: str, number: Any, cure: str, *, least: int = 0) -> int:
 
 
 class Folder:
-    """The checkpoints in a directory whose names begin with a prefix."""
-
     def __init__(self, directory: Address, prefix: str):
         inner, self.begin = os.path.split(prefix)
         self.directory = directory / inner if inner else directory
@@ -91,7 +89,6 @@ class Folder:
         return self if directory == self.directory else type(self)(directory, self.begin)
 
     def warn_of_others(self, caller: str) -> None:
-        """Warns of checkpoints whose names begin with another prefix, which `caller` takes."""
         for prefix, name in itertools.islice(self.listing().others().items(), _MOST_OTHERS):
             with contextlib.suppress(OSError, ImportError, TreepackError):  # it cannot be read
                 if is_checkpoint(self.path(name)):
@@ -213,7 +210,6 @@ class Listing:
         return {step for step in steps if step is not None}
 
     def others(self) -> dict[str, str]:
-        """Returns the names of the last steps of other prefixes, by prefix."""
         matches = filter(None, (_NUMBERED.fullmatch(entry.name) for entry in self.entries))
         return {
             match[1]: match[0]

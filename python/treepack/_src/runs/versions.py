@@ -180,7 +180,6 @@ class Versions:
         *,
         durable: bool,
     ) -> Head:
-        """Writes the objects of a version; returns the next head, with the versions that stay."""
         name = f"version_{number}-{secrets.token_hex(8)}"
         old, has_patch = head.versions, head.content is not None
         anchors = [at for at, version in enumerate(old) if version.anchor is not None]

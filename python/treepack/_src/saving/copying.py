@@ -131,7 +131,6 @@ class Copy(NamedTuple):
                 )
 
     def references(self) -> dict[str, list[str]]:
-        """Returns the paths of references to other files by the description of their kind."""
         paths: dict[str, list[str]] = {}
 
         def look(node: Any, parts: tuple[str, ...]) -> None:

@@ -168,7 +168,6 @@ class Directory(abc.ABC):
         """Raises a BusyError if another job took this process for dead."""
 
     def _spares(self, name: str) -> bool:
-        """Returns whether a file belongs to a save that this one interrupted."""
         if self._interrupted and name.startswith(f".{LEASE}."):
             return True  # which it may not have locked yet
         return any(name in other.linked or _is_of(name, other._name) for other in self._interrupted)

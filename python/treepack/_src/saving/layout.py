@@ -87,7 +87,6 @@ def _check_is_tree(base: Any) -> None:
 
 
 def _encoded(metadata: Any) -> bytes:
-    """Encodes metadata; configurations of unregistered types become plain values."""
     try:
         return core.encode_value(metadata)
     except TypeError:
@@ -95,7 +94,6 @@ def _encoded(metadata: Any) -> bytes:
 
 
 def _plain(value: Any, path: str) -> Any:
-    """Replaces configurations of unregistered types in metadata with plain values."""
     try:
         core.encode_value(value)
     except TypeError as error:

@@ -132,7 +132,6 @@ class Step(NamedTuple):
         digests: dict[str, bytes],
         size: int | None = None,
     ) -> None:
-        """Adds a file and its shards; `size` is of all that it has, if there are others."""
         name = row[0]
         self.files[name] = row
         self.sizes[name] = sum(part.data.nbytes for part in parts) if size is None else size
@@ -169,7 +168,6 @@ class Step(NamedTuple):
         return files
 
     def worth_linking(self, parts: Sequence[Part], unchanged: dict[int, str]) -> list[str]:
-        """Returns the files of which at least half of the bytes are unchanged shards."""
         alive = Counter[str]()
         for number, file in unchanged.items():
             alive[file] += parts[number].data.nbytes
@@ -325,7 +323,6 @@ def probes_of(parts: Sequence[Part], last: Step | None, threads: int | None) -> 
 
 
 def _sample(data: Any) -> np.ndarray | None:
-    """Returns a view of a few elements in the middle of an array; `None` if it has no view."""
     view = Transfer.view(data) if _jax.is_array(data) else data
     if not isinstance(view, np.ndarray) or not view.flags.c_contiguous:
         return None

@@ -237,7 +237,6 @@ class ShardedWrite:
         full: tuple[int, float],
         progress: Progress,
     ) -> Written:
-        """Links files with unchanged shards, and writes the other shards to one or two files."""
         parts, self._parts = self._parts, []
         durable, threads = self._writing.durable, self._writing.threads
         last = linking.previous(parts)

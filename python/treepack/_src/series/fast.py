@@ -150,7 +150,6 @@ class Fast:
                 )
 
     def _take(self, *, are_done: bool) -> list[Saving]:
-        """Removes and returns the tasks that copy: all, or those that have ended."""
         taken = []
         for copying in [*self._copies]:
             is_taken = copying.done() or not are_done

@@ -109,7 +109,6 @@ def _is_count(value: Any) -> bool:
 
 
 def check_mode(mode: Any, call: str) -> None:
-    """Raises a ValueError, with the text of the `call`, unless the mode is `min` or `max`."""
     if mode not in ("min", "max"):
         got = "" if mode is None else f", got {mode!r:.100}"
         raise ValueError(

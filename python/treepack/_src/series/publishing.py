@@ -135,7 +135,6 @@ class Publisher(Advising):
         return is_repeated
 
     def _loaded(self) -> Head:
-        """Returns the head with its version, read once; without it if that is damaged."""
         if self._head.content is None and self._head.versions:
             with contextlib.suppress(TreepackError, FileNotFoundError):  # then comes an anchor
                 self._head = self._versions.loaded(self._head)

@@ -486,7 +486,6 @@ def _of_text(text: str) -> Address:
 
 
 def _warn_of_variables(path: str) -> None:
-    """Warns of a path with an environment variable, which is not expanded."""
     if os.path.expandvars(path) != path and not os.path.lexists(path):
         warn(
             f"{printable(path)!r} has a variable of the environment, which is part of the name "
@@ -509,7 +508,6 @@ _SHORT = 4
 
 @functools.lru_cache(256)
 def _near(suffix: str) -> str:
-    """Returns the suffix of a format that `suffix` misspells, or an empty text."""
     known = [each for each in formats.readable_suffixes() if len(each) > _SHORT]
     near = [] if suffix in known else difflib.get_close_matches(suffix, known, n=1, cutoff=0.85)
     return "".join(near)

@@ -137,7 +137,6 @@ _CURES: list[tuple[Callable[[Any], bool], str]] = [
 
 
 def check_is_bytes(data: Any, order: str = "", *, name: str = "") -> None:
-    """Raises a TypeError if data are not bytes-like; its text is between `name` and `order`."""
     if isinstance(data, (str, os.PathLike)):
         if isinstance(data, str) and not data.isprintable():
             raise TypeError(f"{name}expected a bytes-like object, got text: pass undecoded bytes")
@@ -203,7 +202,6 @@ def _joined(
 
 
 def _name_of_base(patch: core.Content, *, salvage: bool) -> tuple[str, DecodeError | None]:
-    """Returns the base that a patch names; with an error if it may be damaged."""
     try:
         return core.patch_parts(patch)[0], None
     except DecodeError as error:
@@ -358,7 +356,6 @@ class Opened(NamedTuple):
         return io.BufferedReader(_Raw(self.content))
 
     def begins_as_tree(self) -> bool | None:
-        """Returns whether compressed data begin as a tree or a patch; `None` if not compressed."""
         if not core.is_compressed(self.content):
             return None
         if self.content.read_range(0, 2) != _GZIP:  # numbers, which only trees have

@@ -237,7 +237,6 @@ class _Remembering(Locked):
 
 
 def joined(ranges: Iterable[Range], near: int) -> list[Range]:
-    """Joins ranges that are at most `near` bytes apart; returns them in order."""
     merged: list[Range] = []
     for start, stop in sorted(extent for extent in ranges if extent[0] < extent[1]):
         if merged and start <= merged[-1][1] + near:
@@ -248,7 +247,6 @@ def joined(ranges: Iterable[Range], near: int) -> list[Range]:
 
 
 def parted(whole: Range, most: int) -> Iterator[Range]:
-    """Splits a range into parts of almost equal size, of at most `most` bytes."""
     start, stop = whole
     count = -(-(stop - start) // most)
     cuts = [start + (stop - start) * at // count for at in range(count + 1)] if count else []
@@ -298,7 +296,6 @@ class _Flight:
                 self._fetches[at].forget_result()
 
     def stop(self) -> None:
-        """Waits for the requests in flight, and makes no further ones."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()

@@ -26,8 +26,6 @@ _MOST_PLACES = 4096
 
 
 class Foresight:
-    """The places that were read, and predictions of the next ones."""
-
     def __init__(self, near: int):
         """Reads at most `near` bytes apart are at the same place."""
         self._near = near

@@ -31,7 +31,6 @@ def _is_repository(source: Any) -> bool:
 
 
 def _hint(source: Any) -> str:
-    """Returns a hint at the path that a missing one may mean."""
     folder, name = os.path.split(os.fsdecode(source))
     if _is_repository(source):
         return (

@@ -89,7 +89,6 @@ _STREAM_TIMEOUT_S = 60
 
 
 def opened(url: Url) -> tuple[ObjectStore, str] | None:
-    """Returns the store and the path in its bucket; `None` if obstore lacks the scheme."""
     match = _URL.fullmatch(url.text)
     if match is None or url.file_system is not None:
         return None
@@ -398,7 +397,6 @@ def _with_login(headers: Mapping[str, Any] | None, login: str) -> dict[str, Any]
 
 
 def _first_line(error: BaseException) -> str:
-    """Returns the text of an error without the response of the server, which may be long."""
     text = str(error).split("\n\nDebug source")[0].strip()
     return text if len(text) < _MOST_CHARS else f"{text[:_MOST_CHARS]} …"
 

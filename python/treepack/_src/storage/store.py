@@ -157,7 +157,6 @@ class RemoteStore(Store):
     def _upload(self, path: str, parts: Iterator[bytes], nbytes: int) -> None: ...
 
     def _holds(self, path: str, sent: _Sent) -> bool:
-        """Returns whether a file is the one that was sent, if that can be checked."""
         with contextlib.suppress(Exception):
             stored = self.head(path, 1)
             if stored.nbytes != sent.nbytes:

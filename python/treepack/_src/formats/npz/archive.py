@@ -194,7 +194,6 @@ def _refuse(name: str, reason: str, is_limit: bool, *_: int) -> bytes:
 
 
 def _check_header(content: core.Content, member: zipfile.ZipInfo) -> None:
-    """Checks the compression, and that directory and header of a member agree."""
     header = content.read_range(member.header_offset + 6, member.header_offset + 10)
     flags, method = struct.unpack("<HH", header)
     if method != member.compress_type or (flags ^ member.flag_bits) & _FLAGS:

@@ -118,7 +118,6 @@ def _member(content: core.Content, offset: int) -> tuple[Member | None, int | No
 
 
 def _long_sizes(extra: bytes) -> tuple[int, int] | None:
-    """Returns the size, and the packed one, of the extra fields of a member."""
     while len(extra) >= 4:
         kind, length = struct.unpack_from("<2H", extra)
         if kind == _ZIP64 and 16 <= length <= len(extra) - 4:

@@ -50,7 +50,6 @@ def items_in(path: Address, look: Look = Address.names) -> list[str] | None:
 
 
 def item_in(path: Address) -> Address | None:
-    """Returns the only item of a local directory of Orbax, or itself, or `None`."""
     items = items_in(path) if path.is_local else None
     if items is None:
         return None

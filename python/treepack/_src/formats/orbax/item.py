@@ -153,7 +153,6 @@ def string_at(strings: Any, leaf: Leaf) -> str:
 
 
 def tree_of(leaves: Sequence[Leaf], values: Iterable[Any]) -> Any:
-    """Returns the tree of leaves; a DecodeError for equal paths, or gaps in a list."""
     tree: dict[str, Any] = {}
     containers: dict[tuple[str, ...], bool] = {}
     for leaf, value in zip(leaves, values, strict=True):
@@ -183,7 +182,6 @@ def tree_of(leaves: Sequence[Leaf], values: Iterable[Any]) -> Any:
 
 
 def open_arrays(item: Item, leaves: Sequence[Leaf]) -> list[Any]:
-    """Opens the arrays of leaves, many at a time; reads their shapes and dtypes."""
     if not leaves:
         return []
     try:

@@ -41,7 +41,6 @@ class Safetensors(Format):
         return core.convertible(content) == self.name
 
     def open(self, source: Openable, opened: Opened | None, **options: Any) -> Any:
-        """Opens a file, or the file or index at a path, of which each device reads its part."""
         if opened is None:
             return RepositoryReader(source, **options)
         return SafetensorsReader(source, opened, **options)
@@ -85,7 +84,6 @@ class Safetensors(Format):
         snapshot: bool = False,
         exchange: Any = None,
     ) -> Write:
-        """Returns a function that writes a file or directory, byte for byte as the library."""
         arrays = named(leaves, export.separator)
         size = DEFAULT_SIZE if export.max_shard_size is None else export.max_shard_size
         most = None if has_suffix(path) else size_of(size)

@@ -158,7 +158,6 @@ class RepositoryReader(Unchecked, ShardedReader):
     def lazily(
         self, place: Place, reading: Reading, marks: core.Marks | None, stays: StayLazy | None
     ) -> dict[int, Any] | None:
-        """Returns the large arrays, of which each device reads its part."""
         if not self.is_local:
             return None
         if reading.arrays == "numpy" or (stays is None and not reading.everywhere):
@@ -270,7 +269,6 @@ _PARTED_BYTES = 1 << 20
 def _those_in(
     opened: Mapping[str, tuple[Opened, core.Tensors]], index: dict[str, str]
 ) -> dict[str, str]:
-    """Returns an index without the arrays that are not in their files."""
     there = {file: {row[0] for row in header.arrays()} for file, (_, header) in opened.items()}
     return {array: file for array, file in index.items() if array in there.get(file, ())}
 
@@ -311,7 +309,6 @@ def _files_in(names: list[str], lose: Callable[[DamagedFileError], None]) -> lis
 def _read_index(
     path: Address, names: list[str], given: str | None, lose: Callable[[DamagedFileError], None]
 ) -> dict[str, str]:
-    """Returns the file of each array by the index of a directory; empty if it has none."""
     indices = [name for name in names if name.endswith(INDEX_SUFFIX)]
     if given is not None or INDEX in indices:
         indices = [given or INDEX]

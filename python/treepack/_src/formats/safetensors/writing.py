@@ -121,7 +121,6 @@ def part_of(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None) -> Pa
 
 
 def text_metadata(metadata: Any) -> Mapping[str, str]:
-    """Returns metadata of `save`, a dict of strings; by default `{"format": "flax"}`."""
     if metadata is None:
         return {"format": "flax"}
     texts: dict[Any, Any] = dict(metadata) if isinstance(metadata, Mapping) else {None: None}
