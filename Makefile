@@ -82,7 +82,7 @@ lint: lint-python types lint-rust
 
 ## make format        formats both languages
 format: $(VENV)/.packages $(VENV)/.rust
-	$(RUST) cargo fmt
+	$(RUST) cargo fmt --all
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -92,9 +92,9 @@ docs:
 
 ## make bench         the comparison with other libraries, in time and memory: a short run
 ## make bench NAME=   another one of benches/ (compare_gzip, startup, open, small, delta, accelerator, mapping,
-##                    jax_serialization, sharded, replicas, scale, stores, threads, transport), or core (parts of the Rust core), full
+##                    jax_serialization, sharded, replicas, scale, stores, threads, transport), or core or codec (parts of the Rust core), full
 ##                    (all that benches/results has), or libraries (the table of docs/types.md: whose states are saved and loaded)
-bench: $(VENV)/.rust $(if $(filter core,$(NAME)),,$(VENV)/.built $(VENV)/.bench) $(if $(filter transport,$(NAME)),$(VENV)/.transport)
+bench: $(VENV)/.rust $(if $(filter codec core,$(NAME)),,$(VENV)/.built $(VENV)/.bench) $(if $(filter transport,$(NAME)),$(VENV)/.transport)
 	sh tools/bench.sh $(or $(NAME),compare) $(ARGS)
 
 ## make example NAME= export_model, hugging_face, pod, rl_broadcast or train_multihost: programs of examples/
@@ -128,7 +128,7 @@ compile-tests: $(VENV)/.rust
 	$(call quietly,Compiles the tests of Rust.,$(RUST) MAKEFLAGS= nice cargo test --quiet $(PROGRAMS_quick) --no-run)
 
 test-rust: $(VENV)/.rust
-	$(call quietly,Builds and runs the tests of Rust.,$(RUST) $(call if_there,fmt,cargo fmt --check) && MAKEFLAGS= $(CASES_$(TIER)) cargo test --quiet $(PROGRAMS_$(TIER)))
+	$(call quietly,Builds and runs the tests of Rust.,$(RUST) $(call if_there,fmt,cargo fmt --all --check) && MAKEFLAGS= $(CASES_$(TIER)) cargo test --quiet $(or $(PROGRAMS_$(TIER)),--workspace))
 
 # $(call if_there,fmt|clippy,command): a Rust of the system may lack them.
 if_there = if cargo $(1) --version > /dev/null 2>&1; then $(2); \
@@ -136,7 +136,7 @@ if_there = if cargo $(1) --version > /dev/null 2>&1; then $(2); \
 CLIPPY = nice cargo clippy --quiet
 # The extension, then the core without Python, some parts of which are not used then, with tests and benchmarks.
 lint-rust: $(VENV)/.rust
-	$(call quietly,Lints Rust.,$(RUST) $(call if_there,fmt,cargo fmt --check) && $(call if_there,clippy,PYO3_PYTHON=$(CURDIR)/$(BIN)/python $(CLIPPY) --lib --features python -- -D warnings && $(CLIPPY) --all-targets --features bench -- -D warnings))
+	$(call quietly,Lints Rust.,$(RUST) $(call if_there,fmt,cargo fmt --all --check) && $(call if_there,clippy,PYO3_PYTHON=$(CURDIR)/$(BIN)/python $(CLIPPY) --lib --features python -- -D warnings && $(CLIPPY) --workspace --all-targets --features bench -- -D warnings))
 
 lint-python: $(VENV)/.packages
 	@$(BIN)/ruff format --quiet --check .

@@ -15,6 +15,8 @@
 
 pub mod base;
 
+pub mod codec;
+
 pub mod format;
 
 pub mod grammar;
@@ -23,7 +25,7 @@ pub mod files;
 
 pub mod catalog;
 
-pub mod codec;
+pub mod patches;
 
 pub mod sharding;
 

@@ -1,5 +1,8 @@
 //! What the fuzz targets check holds of the inputs that they begin with.
 
+// The package has the codec, too.
+extern crate treepack as treepack_codec;
+
 use std::path::Path;
 
 #[path = "fuzz/checks/lib.rs"]

@@ -1,6 +1,7 @@
 """The modules of the core, and which imports which; CONTRIBUTING has the map."""
 
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -130,6 +131,29 @@ def test_the_map_has_the_order_of_the_rooms() -> None:
     core = (ROOT / "CONTRIBUTING.md").read_text().split("Rust has everything about bytes")[1]
     listed = re.findall(r"`(\w+)`", core.split("\n\n")[1])
     assert [name for name in listed if name in order] == order
+
+
+def test_the_codec_takes_only_the_base() -> None:
+    """As the compiler sees in `tests/codec`, which has both alone."""
+    taken = {it[0] for module, found in IMPORTS.items() if module[0] == "codec" for it in found}
+    assert taken == {"base", "codec"}
+    codec, package = (
+        tomllib.loads((ROOT / folder / "Cargo.toml").read_text()) for folder in ("tests/codec", "")
+    )
+    for kind in ("dependencies", "dev-dependencies"):
+        assert codec[kind].items() <= package[kind].items(), kind
+
+
+# The most names that a room gives to others.
+FACES = {("codec", "gzip"): 8, ("codec", "delta"): 7, ("patches",): 9}
+
+
+def test_faces_are_narrow() -> None:
+    for room, most in FACES.items():
+        uses = re.findall(r"^pub use ([^;]+);", FILES[room], re.M)
+        names = [leaf for tree in uses for leaf in leaves_of(" ".join(tree.split()))]
+        assert 2 < len(names) <= most, (room, names)
+        assert not re.search(r"^pub(?:\(crate\))? mod", FILES[room], re.M)
 
 
 def test_no_imports_of_files_run_in_a_circle() -> None:

@@ -4,6 +4,7 @@
 name=$1 && shift
 case $name in
   core) cargo bench --quiet --features bench ;;
+  codec) cargo bench --quiet --package treepack-codec --features bench ;;
   full) # all that benches/results has
     "$bin/python" benches/compare.py --full --rounds 5
     "$bin/python" benches/compare_gzip.py --size 128 --write

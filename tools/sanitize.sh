@@ -26,13 +26,13 @@ miri() {
 address() {
   export ASAN_OPTIONS="$(sanitizer_options address)" RUST_MIN_STACK=16777216 RUSTFLAGS=-Zsanitizer=address
   sanitized address 'AddressSanitizer and LeakSanitizer over the core' \
-    cargo +nightly test --quiet --tests --target "$host" --target-dir "$target/address"
+    cargo +nightly test --quiet --workspace --tests --target "$host" --target-dir "$target/address"
 }
 
 thread() {
   export TSAN_OPTIONS="$(sanitizer_options thread)" RUSTFLAGS=-Zsanitizer=thread
   sanitized thread 'ThreadSanitizer over the core' \
-    cargo +nightly test --quiet --tests -Zbuild-std --target "$host" --target-dir "$target/thread"
+    cargo +nightly test --quiet --workspace --tests -Zbuild-std --target "$host" --target-dir "$target/thread"
 }
 
 # The tests of the package over the extension, except tests that measure memory or stacks, put functions

@@ -23,7 +23,7 @@ check_targets() {
   for triple in $targets; do
     # Of a target that is named, as by `make test-all`, one configuration; of all, as at night, both.
     test $# -gt 0 || lint "$triple" --lib
-    lint "$triple" --all-targets --features python,bench
+    lint "$triple" --workspace --all-targets --features python,bench
   done
 }
 

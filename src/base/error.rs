@@ -218,6 +218,10 @@ fn listed(paths: &[Path], more: usize) -> impl fmt::Display {
     })
 }
 
+pub fn mismatch(expected: u32, found: u32) -> String {
+    format!("checksum mismatch: expected {expected:08x}, found {found:08x}")
+}
+
 fn too_deep(limit: usize) -> String {
     format!("containers are nested more than {limit} levels deep")
 }

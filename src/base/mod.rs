@@ -14,6 +14,10 @@ pub(crate) mod system;
 
 pub mod source;
 
+pub mod pages;
+
+pub mod append;
+
 pub(crate) mod parallel;
 
 pub(crate) mod stream;

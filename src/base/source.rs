@@ -45,6 +45,11 @@ pub trait Source: Sync {
         None
     }
 
+    /// The phase of elements of up to eight bytes in a range, by the array with the largest share.
+    fn phase(&self, _range: Range<usize>) -> usize {
+        0
+    }
+
     /// Gaps below this size are read, too, when that costs less than another read.
     fn near(&self) -> usize {
         usize::MAX
@@ -112,6 +117,10 @@ macro_rules! behind {
 
             fn stored(&self, range: Range<usize>) -> Range<usize> {
                 (**self).stored(range)
+            }
+
+            fn phase(&self, range: Range<usize>) -> usize {
+                (**self).phase(range)
             }
 
             fn damage(&self) -> Option<&'static str> {

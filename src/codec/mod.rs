@@ -1,9 +1,7 @@
-//! Compression, numbers included; differences between trees; digests.
+//! Compression, numbers included; differences between arrays. Bytes in, bytes out.
 
 pub(crate) mod zlib;
 
 pub mod gzip;
 
 pub mod delta;
-
-pub mod digest;

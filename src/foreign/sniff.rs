@@ -2,7 +2,7 @@
 
 use crate::base::source::{Source, bytes_of};
 use crate::catalog::stream_item;
-use crate::{Error, Result, codec::gzip, sharding::manifest};
+use crate::{Error, Result, sharding::manifest};
 
 const START_BYTES: usize = 4096;
 
@@ -174,12 +174,13 @@ const MAGICS: &[(usize, &[u8], &str)] = &[
     // RFC 1952, section 2.3.1
     (
         0,
-        &gzip::MAGIC,
+        b"\x1f\x8b",
         "gzip data: use from_compressed_bytes, or load_from_file",
     ),
+    // docs/format.md, "Numbers"
     (
         0,
-        &gzip::NUMBERS_HEADER,
+        b"\xc1treepack\x01",
         "data compressed as numbers: use from_compressed_bytes, or load_from_file",
     ),
     // RFC 8878, section 3.1.1

@@ -365,6 +365,20 @@ impl<P: Payload + Sync> Source for Layout<P> {
     fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
         self.copy_to(offset, target, Caching::Usual)
     }
+
+    fn phase(&self, range: Range<usize>) -> usize {
+        let (mut at, mut most, mut phase) = (0_usize, 0, 0);
+        for slice in self.slices(range) {
+            if let Slice::Payload(_, _, within) = &slice
+                && within.len() > most
+            {
+                most = within.len();
+                phase = at.wrapping_sub(within.start) % 8;
+            }
+            at += slice.len();
+        }
+        phase
+    }
 }
 
 #[cfg(test)]
@@ -434,6 +448,15 @@ mod tests {
                 }
             }
             prop_assert_eq!(content, whole);
+        }
+    }
+
+    #[test]
+    fn the_phase_is_of_the_array_with_the_largest_share() {
+        let parts = [(vec![0; 3], vec![1; 10]), (vec![0; 2], vec![2; 20])];
+        let (layout, _) = layout(&parts, &[]);
+        for (range, phase) in [(0..3, 0), (0..14, 3), (0..35, 7), (14..35, 1), (16..35, 7)] {
+            assert_eq!(Source::phase(&&layout, range), phase);
         }
     }
 

@@ -4,6 +4,8 @@ pub mod wire;
 
 pub mod structure;
 
+pub mod digests;
+
 pub mod layout;
 
 pub(crate) mod window;

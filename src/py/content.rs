@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
@@ -17,14 +16,15 @@ use super::memory::{Borrowed, Owned, new_bytes, new_string, row};
 use super::options::Int;
 use super::watch::Watcher;
 use super::{errors, gzip};
+use crate::base::pages::Pages;
 use crate::base::raw::{AsRaw, Filling, RawBytes, Uninit};
 use crate::base::source::{Source, as_inner, bytes_of};
 use crate::base::system::repeated;
 use crate::base::watch::Watch;
 use crate::catalog::Compared;
-use crate::codec::gzip::{Contained, Indexed, MAGIC_BYTES, has_traces, mended};
+use crate::codec::gzip::{Contained, Indexed, Stream, mended};
 use crate::files::handle;
-use crate::files::mapping::{self, Mapping, Pages};
+use crate::files::mapping::{self, Mapping};
 use crate::format::layout::Slice;
 use crate::format::structure::MARK;
 use crate::grammar::events::Span;
@@ -254,7 +254,7 @@ impl Source for Copied {
 #[pyo3(signature = (data, *, by_start=false))]
 pub fn is_compressed(data: &Bound<'_, PyAny>, by_start: bool) -> PyResult<bool> {
     let Ok(content) = data.cast::<Content>() else {
-        return Ok(starts_compressed(&Borrowed::buffer(data)?)?);
+        return Ok(Stream(&Borrowed::buffer(data)?).is_compressed()?);
     };
     let (content, source) = (content.get(), content.get().source());
     if content.is_elsewhere()
@@ -265,16 +265,7 @@ pub fn is_compressed(data: &Bound<'_, PyAny>, by_start: bool) -> PyResult<bool> 
     {
         return Ok(false);
     }
-    Ok(starts_compressed(source)?)
-}
-
-/// Returns whether a source starts as compressed ones do.
-pub(super) fn starts_compressed(source: &dyn Source) -> Result<bool> {
-    // A read, since a page fault in a mapping would read many pages ahead.
-    let mut start = [MaybeUninit::uninit(); MAGIC_BYTES];
-    let len = start.len().min(source.len());
-    let start = source.read_at(0, &mut start[..len])?;
-    Ok(crate::codec::gzip::is_compressed(start))
+    Ok(Stream(source).is_compressed()?)
 }
 
 #[pymethods]
@@ -356,7 +347,7 @@ impl Content {
     #[pyo3(signature = (*, max_size=None))]
     fn mended(&self, py: Python<'_>, max_size: Option<Int>) -> PyResult<Option<Self>> {
         let source = self.shared();
-        let mended = Watcher::signals().detached(py, |watch| mended(&source, watch))?;
+        let mended = Watcher::signals().detached(py, |watch| mended(&source, &MARK, watch))?;
         let content = mended.map(|contained| match contained {
             Contained::Indexed(indexed) => self.gzip(indexed),
             Contained::Whole(pages) => Self::checked(pages),
@@ -370,7 +361,7 @@ impl Content {
     /// Returns whether the content ends like gzip with an index, even a damaged one.
     fn has_traces_of_index(&self, py: Python<'_>) -> PyResult<bool> {
         let source = self.source();
-        Ok(py.detach(|| has_traces(source))?)
+        Ok(py.detach(|| Stream(source).has_traces_of_index())?)
     }
 
     /// Visits only objects with one owner, because others would be counted for each owner.
@@ -443,7 +434,9 @@ impl Content {
         py: Python<'py>,
         max_size: Option<Int>,
     ) -> PyResult<(Self, Option<Bound<'py, PyString>>)> {
-        let (pages, damage) = gzip::salvage(py, self.source(), max_size)?;
+        let (source, max_size) = (self.source(), gzip::limit(max_size));
+        let (pages, damage) =
+            Watcher::signals().detached(py, |watch| Stream(source).salvage(max_size, watch))?;
         Ok(match damage {
             None => (Self::checked(pages), None),
             Some(damage) => {

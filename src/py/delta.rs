@@ -6,21 +6,21 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
 use super::catalog::Catalog;
-use super::content::{Content, starts_compressed};
+use super::content::Content;
 use super::gzip::{check_size, limit};
 use super::layout::Layout;
 use super::memory::{Borrowed, Writable, copied, keep_reserve, list_of_results, new_string, row};
 use super::options::{self, Int};
 use super::walk::LeafPayload;
 use super::watch::Watcher;
+use crate::base::pages::Pages;
 use crate::base::raw::RawBytes;
 use crate::base::source::{Source, bytes_of, read_to};
-use crate::codec::delta::{self, Base, Headers, Join, Patch};
-use crate::codec::gzip::BLOCK_BYTES;
-use crate::files::mapping::Pages;
+use crate::codec::gzip::{BLOCK_BYTES, Stream};
 use crate::foreign::sniff::{Sample, explain};
 use crate::format::layout as core_layout;
 use crate::format::structure::Footer;
+use crate::patches::{self, Base, Headers, Join, Patch};
 use crate::{Result, base::grow, base::parallel};
 
 /// Fewer bytes are compared faster by one thread.
@@ -65,7 +65,7 @@ pub fn patch_of(
     let threads = threads_for(threads, layout.len())?;
     let watcher = Watcher::signals();
     with_base(base, false, &watcher, |base| {
-        delta::make(layout, base, name, threads, &watcher)
+        patches::make(layout, base, name, threads, &watcher)
     })
 }
 
@@ -103,16 +103,16 @@ fn with_bytes<T>(
 pub fn is_patch(data: &Bound<'_, PyAny>) -> PyResult<bool> {
     if let Ok(content) = data.cast::<Content>() {
         let source = content.get().source();
-        return Ok(data.py().detach(|| delta::is_patch(source))?);
+        return Ok(data.py().detach(|| patches::is_patch(source))?);
     }
-    Ok(delta::is_patch(&Borrowed::buffer(data)?)?)
+    Ok(patches::is_patch(&Borrowed::buffer(data)?)?)
 }
 
 /// See `_core.pyi`.
 #[pyfunction]
 pub fn is_wrapped(data: &Bound<'_, PyAny>) -> PyResult<bool> {
     let data = Borrowed::buffer(data)?;
-    Ok(starts_compressed(&data)? || delta::is_patch(&data)?)
+    Ok(Stream(&data).is_compressed()? || patches::is_patch(&data)?)
 }
 
 /// See `_core.pyi`.
@@ -124,7 +124,7 @@ pub fn patch_parts<'py>(
 ) -> PyResult<Bound<'py, PyTuple>> {
     let source = patch.get().source();
     let parts = |bytes: &[u8]| {
-        let (patch_record, tree) = delta::record_of(bytes, salvage)?;
+        let (patch_record, tree) = patches::record_of(bytes, salvage)?;
         let tree = &bytes[tree];
         let whole = Footer::find(tree).and_then(|footer| footer.whole());
         let start = whole.and_then(|whole| tree.len().checked_sub(whole));
@@ -203,7 +203,7 @@ pub fn apply_delta(
     let done = buffer.edit(py, start..len, |memory| {
         with_bytes(&patch, false, |bytes| {
             let patch = Patch::read(bytes, &watcher)?;
-            let done = delta::apply(&patch, memory, threads, &watcher);
+            let done = patches::apply(&patch, memory, threads, &watcher);
             let buffer = RawBytes::from(&*memory);
             done.map_err(|error| match Sample::of(&buffer) {
                 Ok(sample) if sample.is_foreign() => explain(error, &buffer),

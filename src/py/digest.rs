@@ -9,7 +9,7 @@ use super::walk::raw_layout_of;
 use super::watch::Watcher;
 use crate::base::digest::Digest;
 use crate::base::parallel;
-use crate::codec::digest;
+use crate::format::digests::of_regions;
 use crate::format::structure::Regions;
 use crate::grammar::encoder::Encoder;
 
@@ -24,7 +24,7 @@ pub fn digests<'py>(
     let (layout, ends) = raw_layout_of(arrays, Encoder::raw(b"")?)?;
     let threads = options::threads(threads, layout.len(), parallel::BLOCK)?;
     let digests = Watcher::signals().detached(py, |watch| {
-        digest::digests(&layout, &Regions::new(ends), threads, watch)
+        of_regions(&layout, &Regions::new(ends), threads, watch)
     })?;
     PyBytes::new_with(py, Digest::BYTES * digests.len(), |bytes| {
         let (places, _) = bytes.as_chunks_mut();

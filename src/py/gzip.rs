@@ -8,23 +8,26 @@ use pyo3::types::PyBytes;
 use super::memory::{Borrowed, new_bytes, new_bytes_elsewhere};
 use super::options::{self, Int};
 use super::watch::Watcher;
-use crate::base::raw::{Filling, Uninit};
+use crate::base::pages::Pages;
+use crate::base::raw::Filling;
 use crate::base::source::{Source, read_to};
 use crate::base::watch::Watch;
-use crate::codec::gzip::{self, Indexed, Method};
-use crate::files::mapping::Pages;
+use crate::codec::gzip::{Indexed, Method, Stream};
 use crate::{Error, Result, base::parallel};
+
+/// Fewer bytes are compressed faster by one thread.
+const MIN_PARALLEL_BYTES: usize = 1 << 20;
 
 pub fn threads(requested: Option<Int>, bytes: usize) -> Result<NonZero<usize>> {
     super::memory::keep_reserve()?;
-    options::threads(requested, bytes, gzip::MIN_PARALLEL_BYTES)
+    options::threads(requested, bytes, MIN_PARALLEL_BYTES)
 }
 
 pub fn method(level: Option<Int>, numbers: bool) -> Result<Method> {
     if numbers {
         return Ok(Method::Numbers);
     }
-    gzip::method(level.map(|level| level.0))
+    Method::of_level(level.map(|level| level.0))
 }
 
 #[pyfunction]
@@ -54,7 +57,7 @@ pub fn decompress<'py>(
         }
         // The next decoder explains the damage, and reports no progress.
     }
-    let size = gzip::claimed_size(&source)?;
+    let size = Stream(&source).claimed_size()?;
     if progress.is_none() && size > 0 && max_size.is_none_or(|max_size| size <= max_size) {
         let len = Source::len(&source);
         if let Some(bytes) = inflate_at_once(py, source.part(py, 0..len), size)? {
@@ -84,9 +87,7 @@ fn inflate_in_steps<'py>(
 ) -> PyResult<Bound<'py, PyBytes>> {
     // The size of the output is unknown, so progress counts the input.
     let watcher = Watcher::new(progress, Source::len(source));
-    let mut pages = watcher.detached(py, |watch| {
-        gzip::inflate_in_steps(source, 0, max_size, watch)
-    })?;
+    let mut pages = watcher.detached(py, |watch| Stream(source).inflate(0, max_size, watch))?;
     let len = pages.len();
     let copied = new_bytes(py, len, false, |target| {
         // Frees pages while copying, so that the content is never in memory twice.
@@ -115,20 +116,18 @@ fn inflate_at_once(
 ) -> PyResult<Option<Bound<'_, PyBytes>>> {
     if size <= SHORT_BYTES {
         let inflated = new_bytes(py, size, false, |out| {
-            inflate_stable(&source, out).ok_or(Error::Stopped)
+            Stream(&source).inflate_at_once(out).ok_or(Error::Stopped)
         });
         return Ok(inflated.ok().and_then(Result::ok));
     }
     let watcher = Watcher::signals();
-    let inflated = new_bytes_elsewhere(py, size, &watcher, move |out| inflate_stable(&source, out));
+    let inflated = new_bytes_elsewhere(py, size, &watcher, move |out| {
+        Stream(&source).inflate_at_once(out)
+    });
     match inflated {
         Ok(inflated) => watcher.raise(inflated),
         Err(_) => Ok(None),
     }
-}
-
-fn inflate_stable<'t>(source: &Borrowed, out: &'t mut Uninit) -> Option<&'t mut [u8]> {
-    gzip::inflate_at_once(source.as_stable()?, out)
 }
 
 pub fn inflate_to_pages(
@@ -159,7 +158,7 @@ pub fn inflate_to_pages(
     }
     let at_once = progress.is_none();
     Watcher::new(progress, source.len()).detached(py, |watch| {
-        let size = gzip::claimed_size(source)?;
+        let size = Stream(source).claimed_size()?;
         if at_once
             && size > 0
             && max_size.is_none_or(|max_size| size <= max_size)
@@ -168,16 +167,8 @@ pub fn inflate_to_pages(
             return Ok(pages);
         }
         let room = max_size.map_or(size, |max_size| size.min(max_size));
-        gzip::inflate_in_steps(source, room, max_size, watch)
+        Stream(source).inflate(room, max_size, watch)
     })
-}
-
-pub fn salvage(
-    py: Python<'_>,
-    source: &dyn Source,
-    max_size: Option<Int>,
-) -> PyResult<(Pages, Option<Error>)> {
-    Watcher::signals().detached(py, |watch| gzip::salvage(source, limit(max_size), watch))
 }
 
 fn pages_at_once(source: &dyn Source, size: usize, watch: &dyn Watch) -> Result<Option<Pages>> {
@@ -196,7 +187,7 @@ fn pages_at_once(source: &dyn Source, size: usize, watch: &dyn Watch) -> Result<
     }
     let inflate = move || {
         let filled = pages.fill(size, |out| {
-            gzip::inflate_at_once(&stream, out).ok_or(Error::Stopped)
+            Stream(&stream).inflate_at_once(out).ok_or(Error::Stopped)
         });
         filled.is_ok().then_some(pages)
     };

@@ -14,11 +14,12 @@ use flate2::write::ZlibEncoder;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_bytes::ByteBuf;
 
+use crate::base::error::mismatch;
 use crate::base::grow::{self, Growing, decode};
 use crate::base::raw::Uninit;
 use crate::base::source::{Source, missing};
 use crate::format::layout::{Layout, Payload, Slice};
-use crate::format::structure::{check_version, mismatch};
+use crate::format::structure::check_version;
 use crate::{Error, Result, codec::zlib};
 
 pub const MARK: [u8; 8] = *b"\x93treepm\n";

@@ -5,8 +5,9 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use treepack::base::append::Append;
 use treepack::base::watch::Watch;
-use treepack::files::sink::{Append, replace_file};
+use treepack::files::sink::replace_file;
 use treepack::{Error, Result};
 
 fn save(path: &Path, content: &[u8]) -> Result<()> {

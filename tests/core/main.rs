@@ -5,9 +5,6 @@ mod catalog;
 mod delta;
 #[cfg(unix)]
 mod files;
-mod gzip;
-mod numbers;
 mod opened;
 mod reader;
 mod round_trip;
-mod streams;

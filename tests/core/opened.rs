@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use treepack::base::source::{Source, bytes_of};
 use treepack::catalog::{BLOCK_BYTES, Catalog, Status};
-use treepack::codec::gzip::{Indexed, MAGIC_BYTES, has_traces, inflate_in_steps, is_compressed};
+use treepack::codec::gzip::{Indexed, Stream};
 use treepack::foreign::sniff::explain;
 use treepack::format::structure::LeafKind;
 use treepack::{Error, Result};
@@ -20,14 +20,14 @@ pub struct Opened<'a> {
 impl<'a> Opened<'a> {
     pub fn new(source: impl Source + Send + 'a) -> Result<Self> {
         let mut source: Arc<dyn Source + Send + 'a> = Arc::new(source);
-        let checks_itself = is_compressed(&bytes_of(&source, 0..source.len().min(MAGIC_BYTES))?);
+        let checks_itself = Stream(&source).is_compressed()?;
         let mut has_damaged_index = false;
         if checks_itself {
             source = if let Some(indexed) = Indexed::open(source.clone())? {
                 Arc::new(indexed)
             } else {
-                has_damaged_index = has_traces(&source)?;
-                Arc::new(inflate_in_steps(&source, 0, None, &())?)
+                has_damaged_index = Stream(&source).has_traces_of_index()?;
+                Arc::new(Stream(&source).inflate(0, None, &())?)
             };
         }
         let catalog = Catalog::open(&source, false, &());

@@ -8,6 +8,7 @@ use crc32fast::Hasher;
 use super::elements::{Direction, Elements, add, apply, collect, subtract};
 use super::order;
 use super::sparse::{self, Changes, Coded, Frequencies};
+use crate::base::raw::{Filling, Uninit, zeroed};
 use crate::base::source::{Source, read_to};
 use crate::codec::gzip::numbers;
 use crate::codec::gzip::{BLOCK_BYTES as DENSE_BYTES, BlockCoder, Decoders};
@@ -37,13 +38,8 @@ pub enum Kind {
 
 impl Kind {
     pub fn read(kind: u8) -> Option<Self> {
-        const KINDS: [Kind; 5] = [
-            Kind::Equal,
-            Kind::Sparse,
-            Kind::Dense,
-            Kind::Stored,
-            Kind::Ordered,
-        ];
+        use Kind::{Dense, Equal, Ordered, Sparse, Stored};
+        const KINDS: [Kind; 5] = [Equal, Sparse, Dense, Stored, Ordered];
         KINDS.get(usize::from(kind)).copied()
     }
 }
@@ -52,9 +48,7 @@ pub struct Encoded {
     pub kind: Kind,
     /// The bytes of a sparse or dense block; a stored block has the result's.
     pub bytes: Vec<u8>,
-    pub base: Hasher,
-    /// The checksum of the result.
-    pub result: Hasher,
+    pub sums: Sums,
 }
 
 /// Encodes blocks, and keeps its memory between them.
@@ -133,7 +127,7 @@ impl Encoder {
     /// Codes the differences in the order that takes fewer bytes.
     fn shorter(&mut self, elements: Elements) -> Result<(Kind, Vec<u8>)> {
         let (dense, differences) = (&mut self.dense, &self.differences);
-        if !order::has_exponents(elements) {
+        if !elements.has_exponents() {
             return Ok((Kind::Dense, dense.code(differences)?));
         }
         order::sort(elements, &self.exponents, differences, &mut self.sorted)?;
@@ -174,9 +168,9 @@ impl Dense {
 }
 
 #[derive(Default)]
-struct Sums {
-    base: Hasher,
-    result: Hasher,
+pub struct Sums {
+    pub base: Hasher,
+    pub result: Hasher,
 }
 
 impl Sums {
@@ -199,8 +193,7 @@ impl Sums {
         Encoded {
             kind,
             bytes,
-            base: self.base,
-            result: self.result,
+            sums: self,
         }
     }
 }
@@ -220,13 +213,14 @@ fn tile<'a>(
 
 #[derive(Debug, Clone, Copy)]
 pub struct Block<'a> {
+    pub elements: Elements,
     pub kind: Kind,
     pub crc: u32,
     pub bytes: &'a [u8],
 }
 
 /// Bytes changed at a time, which stay in the L1 cache.
-pub const PART_BYTES: usize = 32 << 10;
+const PART_BYTES: usize = 32 << 10;
 
 /// Decodes blocks, and keeps its memory between them.
 #[derive(Default)]
@@ -241,16 +235,15 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Decodes a block of `len` bytes for [`Decoder::change`]; an ordered one needs
-    /// [`Decoder::unsort`] before. Returns false if it is malformed.
-    pub fn read(&mut self, elements: Elements, block: Block<'_>, len: usize) -> Result<bool> {
+    /// Decodes a block of `len` bytes; returns false if it is malformed.
+    pub fn read(&mut self, block: Block<'_>, len: usize) -> Result<bool> {
         self.changes.clear();
         self.differences.clear();
         let is_whole = match block.kind {
             Kind::Equal | Kind::Stored => true,
             Kind::Sparse => {
                 let sparse = grow::kept(&mut self.sparse, sparse::Decoder::new)?;
-                sparse.read(block.bytes, len / elements.width, &mut self.changes)?
+                sparse.read(block.bytes, len / block.elements.width, &mut self.changes)?
             }
             Kind::Dense | Kind::Ordered => self.decode(block.bytes, len)?,
         };
@@ -258,14 +251,100 @@ impl Decoder {
         Ok(is_whole)
     }
 
+    /// Fills memory with the result of the block that was read, whose base is at `start`. Returns
+    /// whether the base has its checksum.
+    ///
+    /// With `salvages`, zeros stand for damaged parts of the base.
+    pub fn join<'t>(
+        &mut self,
+        block: Block<'_>,
+        base: &dyn Source,
+        start: usize,
+        memory: &'t mut Uninit,
+        salvages: bool,
+    ) -> Result<(&'t mut [u8], bool)> {
+        let is_ordered = block.kind == Kind::Ordered;
+        let (mut sum, mut filling) = (Hasher::new(), Filling::new(memory));
+        let mut at = 0;
+        while filling.left() > 0 {
+            let len = filling.left().min(PART_BYTES);
+            let done = filling.fill(len, |part| {
+                let part = base.read_at(start + at, part)?;
+                sum.update(part);
+                if !is_ordered {
+                    self.change(block.elements, at, part, Direction::Forth);
+                }
+                Ok(part)
+            });
+            match done {
+                Err(error) if salvages && !error.is_no_damage() => {
+                    filling.fill(len, |part| Ok(zeroed(part)))?;
+                }
+                done => done?,
+            }
+            at += len;
+        }
+        let memory = filling.finish();
+        if is_ordered {
+            let mut exponents = Vec::new();
+            order::add_exponents(block.elements, memory, &mut exponents)?;
+            self.unsort(block.elements, &exponents)?;
+            self.change_all(block.elements, memory, Direction::Forth);
+        }
+        Ok((memory, sum.finalize() == block.crc))
+    }
+
+    /// Replaces the base of a block by its result, unless its checksum differs: then returns false.
+    /// `None` if the block is malformed. [`Decoder::undo`] needs the `exponents`.
+    pub fn apply(
+        &mut self,
+        block: Block<'_>,
+        memory: &mut [u8],
+        exponents: &mut Vec<u8>,
+    ) -> Result<Option<bool>> {
+        if block.kind == Kind::Ordered {
+            order::add_exponents(block.elements, memory, exponents)?;
+        }
+        if !self.prepare(block, memory.len(), exponents)? {
+            return Ok(None);
+        }
+        let mut sum = Hasher::new();
+        for (number, part) in memory.chunks_mut(PART_BYTES).enumerate() {
+            sum.update(part);
+            self.change(block.elements, number * PART_BYTES, part, Direction::Forth);
+        }
+        let is_base = sum.finalize() == block.crc;
+        if !is_base {
+            self.change_all(block.elements, memory, Direction::Back);
+        }
+        Ok(Some(is_base))
+    }
+
+    /// Restores the base; returns false if the block cannot be decoded.
+    pub fn undo(&mut self, block: Block<'_>, memory: &mut [u8], exponents: &[u8]) -> Result<bool> {
+        let is_whole = self.prepare(block, memory.len(), exponents)?;
+        if is_whole {
+            self.change_all(block.elements, memory, Direction::Back);
+        }
+        Ok(is_whole)
+    }
+
+    fn prepare(&mut self, block: Block<'_>, len: usize, exponents: &[u8]) -> Result<bool> {
+        let is_whole = self.read(block, len)?;
+        if is_whole && block.kind == Kind::Ordered {
+            self.unsort(block.elements, exponents)?;
+        }
+        Ok(is_whole)
+    }
+
     /// Puts differences into the order of elements; `exponents` are of the base's.
-    pub fn unsort(&mut self, elements: Elements, exponents: &[u8]) -> Result<()> {
+    fn unsort(&mut self, elements: Elements, exponents: &[u8]) -> Result<()> {
         mem::swap(&mut self.sorted, &mut self.differences);
         order::unsort(elements, exponents, &mut self.sorted, &mut self.differences)
     }
 
     /// Changes a whole block; see [`Decoder::change`].
-    pub fn change_all(&mut self, elements: Elements, block: &mut [u8], direction: Direction) {
+    fn change_all(&mut self, elements: Elements, block: &mut [u8], direction: Direction) {
         self.rewind();
         for (number, part) in block.chunks_mut(PART_BYTES).enumerate() {
             self.change(elements, number * PART_BYTES, part, direction);
@@ -279,13 +358,7 @@ impl Decoder {
 
     /// Replaces the base's part at `start` by the result's, or the reverse. Parts come in order.
     /// Stored blocks are unchanged.
-    pub fn change(
-        &mut self,
-        elements: Elements,
-        start: usize,
-        part: &mut [u8],
-        direction: Direction,
-    ) {
+    fn change(&mut self, elements: Elements, start: usize, part: &mut [u8], direction: Direction) {
         if self.differences.is_empty() {
             apply(elements, part, &self.changes, &mut self.next, direction);
         } else {
@@ -320,6 +393,8 @@ impl Decoder {
 
 #[cfg(test)]
 mod tests {
+    use std::mem::MaybeUninit;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -332,15 +407,16 @@ mod tests {
 
     fn check(elements: Elements, new: &[u8], base: &[u8]) -> Encoded {
         let encoded = encode(elements, new, base);
-        assert_eq!(encoded.base.clone().finalize(), crc32fast::hash(base));
-        assert_eq!(encoded.result.clone().finalize(), crc32fast::hash(new));
+        assert_eq!(encoded.sums.base.clone().finalize(), crc32fast::hash(base));
+        assert_eq!(encoded.sums.result.clone().finalize(), crc32fast::hash(new));
         let block = Block {
+            elements,
             kind: encoded.kind,
-            crc: 0,
+            crc: crc32fast::hash(base),
             bytes: &encoded.bytes,
         };
         let (mut decoder, mut memory) = (Decoder::default(), base.to_vec());
-        assert!(decoder.read(elements, block, memory.len()).unwrap());
+        assert!(decoder.read(block, memory.len()).unwrap());
         if encoded.kind == Kind::Ordered {
             let mut exponents = Vec::new();
             order::add_exponents(elements, base, &mut exponents).unwrap();
@@ -357,8 +433,27 @@ mod tests {
             assert_eq!(memory, new);
             change(&mut memory, Direction::Back);
             assert_eq!(memory, base);
+            check_steps(block, new, base);
         }
         encoded
+    }
+
+    fn check_steps(block: Block<'_>, new: &[u8], base: &[u8]) {
+        let (mut decoder, mut memory) = (Decoder::default(), base.to_vec());
+        for (crc, is_base) in [(!block.crc, false), (block.crc, true)] {
+            let (block, mut exponents) = (Block { crc, ..block }, Vec::new());
+            let done = decoder.apply(block, &mut memory, &mut exponents);
+            assert_eq!(done.unwrap(), Some(is_base));
+            assert_eq!(memory, if is_base { new } else { base });
+            if is_base {
+                assert!(decoder.undo(block, &mut memory, &exponents).unwrap());
+                assert_eq!(memory, base);
+            }
+            let mut joined = vec![MaybeUninit::uninit(); new.len()];
+            assert!(decoder.read(block, new.len()).unwrap());
+            let joined = decoder.join(block, &base.to_vec(), 0, &mut joined, false);
+            assert_eq!(joined.unwrap(), (&mut new.to_vec()[..], is_base));
+        }
     }
 
     fn elements() -> impl Strategy<Value = Elements> {
@@ -391,10 +486,10 @@ mod tests {
             kind in prop::sample::select(vec![Kind::Sparse, Kind::Dense, Kind::Ordered]),
             bytes in prop::collection::vec(any::<u8>(), 0..200),
         ) {
-            let block = Block { kind, crc: 0, bytes: &bytes };
+            let block = Block { elements, kind, crc: 0, bytes: &bytes };
             let mut memory = vec![7; 4096];
             let mut decoder = Decoder::default();
-            if decoder.read(elements, block, memory.len()).unwrap() {
+            if decoder.read(block, memory.len()).unwrap() {
                 if kind == Kind::Ordered {
                     decoder.unsort(elements, &vec![7; memory.len() / elements.width]).unwrap();
                 }

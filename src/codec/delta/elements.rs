@@ -47,6 +47,10 @@ impl Elements {
             are_floats: code & FLOATS != 0,
         })
     }
+
+    pub fn has_exponents(self) -> bool {
+        self.are_floats && self.width > 1
+    }
 }
 
 /// From the base to the result, or back.

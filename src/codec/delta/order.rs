@@ -6,10 +6,6 @@
 use super::elements::{Element, Elements, for_elements};
 use crate::{Result, base::grow};
 
-pub fn has_exponents(elements: Elements) -> bool {
-    elements.are_floats && elements.width > 1
-}
-
 /// Appends the byte of each element with its exponent, or most of it.
 pub fn add_exponents(elements: Elements, base: &[u8], exponents: &mut Vec<u8>) -> Result<()> {
     exponents.try_reserve(base.len() / elements.width)?;

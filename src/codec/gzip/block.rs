@@ -16,6 +16,19 @@ pub enum Method {
     Numbers,
 }
 
+impl Method {
+    pub fn of_level(level: Option<i64>) -> Result<Self> {
+        match level.map(u32::try_from) {
+            None => Ok(Self::Adaptive),
+            Some(Ok(level @ 0..=9)) => Ok(Self::Level(level)),
+            Some(_) => Err(Error::Option(format!(
+                "level must be from 0 to 9, got {}",
+                level.unwrap_or_default()
+            ))),
+        }
+    }
+}
+
 const MATCHING_LEVEL: u32 = 2;
 
 /// The part of another coding's size that a coding must save to be preferred.

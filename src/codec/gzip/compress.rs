@@ -1,10 +1,9 @@
-//! Compresses a layout: independent blocks in one member, then their index.
+//! Compresses a source: independent blocks in one member, then their index.
 //!
 //! Blocks end at byte boundaries and never refer back, so the output does not depend on the number
 //! of threads.
 
 use std::num::NonZero;
-use std::ops::Range;
 use std::sync::Mutex;
 
 use crc32fast::Hasher;
@@ -13,42 +12,15 @@ use super::block::{self, Coder, Encoded, Method};
 use super::format::{BLOCK_BYTES, END_BYTES, HEADER, NUMBERS_HEADER};
 use super::index::{self, BlockEntries};
 use super::numbers;
-use crate::base::raw::{Filling, append_with};
+use crate::base::append::Append;
+use crate::base::source::{Source, read_to};
 use crate::base::watch::Watch;
-use crate::files::sink::Append;
-use crate::format::layout::{Caching, Layout, Payload, Slice};
-use crate::{Error, Result, base::parallel};
-
-pub fn method(level: Option<i64>) -> Result<Method> {
-    match level.map(u32::try_from) {
-        None => Ok(Method::Adaptive),
-        Some(Ok(level @ 0..=9)) => Ok(Method::Level(level)),
-        Some(_) => Err(Error::Option(format!(
-            "level must be from 0 to 9, got {}",
-            level.unwrap_or_default()
-        ))),
-    }
-}
+use crate::{Result, base::parallel};
 
 pub fn bound(bytes: usize) -> usize {
     let count = bytes.div_ceil(BLOCK_BYTES);
     let blocks = count * (block::bound(BLOCK_BYTES) - BLOCK_BYTES) + bytes;
     HEADER.len() + blocks + END_BYTES + index::index_bytes(count)
-}
-
-impl Append for Vec<u8> {
-    fn append(&mut self, piece: &[u8]) -> Result<()> {
-        self.try_reserve(piece.len())?;
-        self.extend_from_slice(piece);
-        Ok(())
-    }
-}
-
-impl Append for Filling<'_> {
-    fn append(&mut self, piece: &[u8]) -> Result<()> {
-        self.write(piece);
-        Ok(())
-    }
 }
 
 fn window(threads: NonZero<usize>) -> usize {
@@ -76,14 +48,14 @@ struct Worker {
     block: Vec<u8>,
 }
 
-pub fn compress<P: Payload + Sync>(
-    layout: &Layout<P>,
+pub fn compress(
+    source: &dyn Source,
     method: Method,
     threads: NonZero<usize>,
     out: &mut impl Append,
     watch: &dyn Watch,
 ) -> Result<()> {
-    let bytes = layout.len();
+    let bytes = source.len();
     let count = bytes.div_ceil(BLOCK_BYTES);
     out.append(match method {
         Method::Numbers => &NUMBERS_HEADER,
@@ -94,15 +66,13 @@ pub fn compress<P: Payload + Sync>(
         let begin = index * BLOCK_BYTES;
         let len = BLOCK_BYTES.min(bytes - begin);
         worker.block.clear();
-        append_with(&mut worker.block, len, |target| {
-            layout.copy_to(begin, target, Caching::Usual)
-        })?;
+        read_to(source, begin..begin + len, &mut worker.block)?;
         let mut checksum = Hasher::new();
         checksum.update(&worker.block);
         let mut memory = spare.lock().expect(NO_PANIC).pop().unwrap_or_default();
         let Worker { coder, block, .. } = worker;
         let encoded = if method == Method::Numbers {
-            let phase = phase(layout, begin..begin + len);
+            let phase = source.phase(begin..begin + len);
             let checksum = checksum.clone().finalize();
             (worker.numbers).encode(block, phase, checksum, coder, &mut memory)?
         } else {
@@ -141,21 +111,6 @@ pub fn compress<P: Payload + Sync>(
     watch.done(bytes)
 }
 
-/// The phase of elements of up to eight bytes in a range, by the payload with the largest share.
-fn phase<P: Payload>(layout: &Layout<P>, range: Range<usize>) -> usize {
-    let (mut at, mut most, mut phase) = (0_usize, 0, 0);
-    for slice in layout.slices(range) {
-        if let Slice::Payload(_, _, within) = &slice
-            && within.len() > most
-        {
-            most = within.len();
-            phase = at.wrapping_sub(within.start) % 8;
-        }
-        at += slice.len();
-    }
-    phase
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -163,19 +118,18 @@ mod tests {
 
     use super::*;
     use crate::base::raw::{Uninit, zeroed};
-    use crate::format::layout::LayoutBuilder;
 
     struct Zeros<'a> {
         len: usize,
         blocks: &'a AtomicUsize,
     }
 
-    impl Payload for Zeros<'_> {
+    impl Source for Zeros<'_> {
         fn len(&self) -> usize {
             self.len
         }
 
-        fn copy_to<'t>(&self, _: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
+        fn read_at<'t>(&self, _: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
             self.blocks.fetch_add(1, Ordering::Relaxed);
             Ok(zeroed(target))
         }
@@ -211,13 +165,10 @@ mod tests {
     fn there_is_work_for_all_threads_at_every_size() {
         for threads in [2, 8, 100] {
             let begun = AtomicUsize::new(0);
-            let mut builder = LayoutBuilder::default();
-            builder
-                .push(Zeros {
-                    len: 300 * BLOCK_BYTES,
-                    blocks: &begun,
-                })
-                .unwrap();
+            let zeros = Zeros {
+                len: 300 * BLOCK_BYTES,
+                blocks: &begun,
+            };
             let mut out = Slow {
                 begun: &begun,
                 threads,
@@ -225,7 +176,7 @@ mod tests {
                 most_waiting: 0,
             };
             let threads = NonZero::new(threads).unwrap();
-            compress(&builder.finish(), Method::Adaptive, threads, &mut out, &()).unwrap();
+            compress(&zeros, Method::Adaptive, threads, &mut out, &()).unwrap();
             let (least, most) = (threads.get(), window(threads));
             assert!(most >= 2 * threads.get());
             assert!(

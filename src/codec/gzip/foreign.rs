@@ -4,88 +4,106 @@
 //! in steps, as by Python's `gzip.decompress`, errors included.
 
 use std::io::{self, BufRead, Read};
+use std::mem::MaybeUninit;
 
 use flate2::bufread::DeflateDecoder;
 use libdeflate_sys as libdeflate;
 
 use super::format::{MAGIC, MAX_EXPANSION, NUMBERS_HEADER};
 use super::numbers;
+use crate::base::error::mismatch;
+use crate::base::pages::Pages;
 use crate::base::raw::Uninit;
 use crate::base::source::{Source, bytes_of, read_to};
 use crate::base::watch::Watch;
-use crate::files::mapping::Pages;
-use crate::format::structure;
 use crate::{Error, Result, codec::zlib};
 
-/// The size that the stream claims, if plausible; otherwise 0.
-pub fn claimed_size(stream: &dyn Source) -> Result<usize> {
-    let len = stream.len();
-    let end = bytes_of(stream, len.saturating_sub(4)..len)?;
-    let size = end
-        .first_chunk()
-        .map(|size| u32::from_le_bytes(*size) as usize);
-    let size = size.filter(|size| *size <= len.saturating_mul(MAX_EXPANSION));
-    Ok(size.unwrap_or(0))
-}
+/// A compressed stream of any writer, or perhaps one.
+#[derive(Clone, Copy)]
+pub struct Stream<'a>(pub &'a dyn Source);
 
-/// Inflates one member into `out` and compares the checksum. Returns `None`, with `out` undefined,
-/// for any other stream.
-///
-/// In a code of a single symbol, libdeflate accepts both bits; zlib rejects a 1.
-#[must_use]
-#[allow(unsafe_code)] // the safe binding hides the number of consumed bytes
-pub fn inflate_at_once<'t>(stream: &[u8], out: &'t mut Uninit) -> Option<&'t mut [u8]> {
-    let (mut taken, mut written) = (0, 0);
-    // SAFETY: only this call uses the decompressor, and frees it once. The function reads at most
-    // the length of the stream, and writes at most the length of `out` without reading it first. If
-    // the stream changes, other symbols are decoded; each byte is loaded once and checked then.
-    let status = unsafe {
-        let decompressor = libdeflate::libdeflate_alloc_decompressor();
-        if decompressor.is_null() {
-            return None;
+impl Stream<'_> {
+    /// Returns whether it starts as compressed ones do.
+    pub fn is_compressed(self) -> Result<bool> {
+        // A read, since a page fault in a mapping would read many pages ahead.
+        let mut start = [MaybeUninit::uninit(); NUMBERS_HEADER.len()];
+        let len = start.len().min(self.0.len());
+        let start = self.0.read_at(0, &mut start[..len])?;
+        Ok(start.starts_with(&MAGIC) || *start == NUMBERS_HEADER)
+    }
+
+    /// The size that the stream claims, if plausible; otherwise 0.
+    pub fn claimed_size(self) -> Result<usize> {
+        let len = self.0.len();
+        let end = bytes_of(self.0, len.saturating_sub(4)..len)?;
+        let size = end
+            .first_chunk()
+            .map(|size| u32::from_le_bytes(*size) as usize);
+        let size = size.filter(|size| *size <= len.saturating_mul(MAX_EXPANSION));
+        Ok(size.unwrap_or(0))
+    }
+
+    /// Inflates one member in immutable memory into `out`, and compares the checksum. Returns
+    /// `None`, with `out` undefined, for any other stream.
+    ///
+    /// In a code of a single symbol, libdeflate accepts both bits; zlib rejects a 1.
+    #[must_use]
+    #[allow(unsafe_code)] // the safe binding hides the number of consumed bytes
+    pub fn inflate_at_once(self, out: &mut Uninit) -> Option<&mut [u8]> {
+        let stream = self.0.stable()?;
+        let (mut taken, mut written) = (0, 0);
+        // SAFETY: only this call uses the decompressor, and frees it once. The function reads at most
+        // the length of the stream, and writes at most the length of `out` without reading it first. If
+        // the stream changes, other symbols are decoded; each byte is loaded once and checked then.
+        let status = unsafe {
+            let decompressor = libdeflate::libdeflate_alloc_decompressor();
+            if decompressor.is_null() {
+                return None;
+            }
+            let status = libdeflate::libdeflate_gzip_decompress_ex(
+                decompressor,
+                stream.as_ptr().cast(),
+                stream.len(),
+                out.as_mut_ptr().cast(),
+                out.len(),
+                &raw mut taken,
+                &raw mut written,
+            );
+            libdeflate::libdeflate_free_decompressor(decompressor);
+            status
+        };
+        let whole = status == libdeflate::libdeflate_result_LIBDEFLATE_SUCCESS
+            && taken == stream.len()
+            && written == out.len();
+        // SAFETY: all bytes were written.
+        whole.then(|| unsafe { out.assume_init_mut() })
+    }
+
+    /// Inflates all members; zero bytes may follow a member. Reserves `expected` bytes. `watch`
+    /// counts bytes of the stream.
+    pub fn inflate(
+        self,
+        expected: usize,
+        max_size: Option<usize>,
+        watch: &dyn Watch,
+    ) -> Result<Pages> {
+        let mut out = Pages::with_room(expected.min(max_size.unwrap_or(usize::MAX)))?;
+        inflate_to(&mut out, self.0, max_size, false, watch)?;
+        Ok(out)
+    }
+
+    /// Inflates the bytes before the first damage, which is returned as well.
+    pub fn salvage(
+        self,
+        max_size: Option<usize>,
+        watch: &dyn Watch,
+    ) -> Result<(Pages, Option<Error>)> {
+        let mut out = Pages::with_room(0)?;
+        match inflate_to(&mut out, self.0, max_size, true, watch) {
+            Ok(()) => Ok((out, None)),
+            Err(damage @ (Error::Gzip(_) | Error::GzipTruncated)) => Ok((out, Some(damage))),
+            Err(error) => Err(error),
         }
-        let status = libdeflate::libdeflate_gzip_decompress_ex(
-            decompressor,
-            stream.as_ptr().cast(),
-            stream.len(),
-            out.as_mut_ptr().cast(),
-            out.len(),
-            &raw mut taken,
-            &raw mut written,
-        );
-        libdeflate::libdeflate_free_decompressor(decompressor);
-        status
-    };
-    let whole = status == libdeflate::libdeflate_result_LIBDEFLATE_SUCCESS
-        && taken == stream.len()
-        && written == out.len();
-    // SAFETY: all bytes were written.
-    whole.then(|| unsafe { out.assume_init_mut() })
-}
-
-/// Inflates all members of `stream`; zero bytes may follow a member. Reserves `expected` bytes.
-/// `watch` counts bytes of the stream.
-pub fn inflate_in_steps(
-    stream: &dyn Source,
-    expected: usize,
-    max_size: Option<usize>,
-    watch: &dyn Watch,
-) -> Result<Pages> {
-    let mut out = Pages::with_room(expected.min(max_size.unwrap_or(usize::MAX)))?;
-    inflate_to(&mut out, stream, max_size, false, watch)?;
-    Ok(out)
-}
-
-pub fn salvage(
-    stream: &dyn Source,
-    max_size: Option<usize>,
-    watch: &dyn Watch,
-) -> Result<(Pages, Option<Error>)> {
-    let mut out = Pages::with_room(0)?;
-    match inflate_to(&mut out, stream, max_size, true, watch) {
-        Ok(()) => Ok((out, None)),
-        Err(damage @ (Error::Gzip(_) | Error::GzipTruncated)) => Ok((out, Some(damage))),
-        Err(error) => Err(error),
     }
 }
 
@@ -149,7 +167,7 @@ fn inflate_members(
         let claimed = [input.next()?, input.next()?].map(u32::from_le_bytes);
         let crc = checksum.finalize();
         if claimed[0] != crc {
-            return Err(Error::Gzip(structure::mismatch(claimed[0], crc)));
+            return Err(Error::Gzip(mismatch(claimed[0], crc)));
         }
         #[allow(clippy::cast_possible_truncation)] // modulo 2^32, as in the format
         let size = (out.len() - begin) as u32;
@@ -269,19 +287,21 @@ impl BufRead for Input<'_> {
 #[cfg(test)]
 #[allow(unsafe_code)]
 mod tests {
-    use std::mem::MaybeUninit;
-
     use super::*;
     use crate::codec::gzip::oracle::gzip;
 
     fn at_once(stream: &[u8]) -> Option<Vec<u8>> {
-        let size = claimed_size(&stream.to_vec()).unwrap();
+        let size = Stream(&stream.to_vec()).claimed_size().unwrap();
         let mut out = vec![MaybeUninit::uninit(); size];
-        inflate_at_once(stream, &mut out).map(|out| out.to_vec())
+        Stream(&stream.to_vec())
+            .inflate_at_once(&mut out)
+            .map(|out| out.to_vec())
     }
 
     fn in_steps(stream: &[u8], max_size: Option<usize>) -> Result<Vec<u8>> {
-        inflate_in_steps(&stream.to_vec(), 0, max_size, &()).map(|out| out.as_slice().to_vec())
+        Stream(&stream.to_vec())
+            .inflate(0, max_size, &())
+            .map(|out| out.as_slice().to_vec())
     }
 
     #[test]
@@ -294,7 +314,7 @@ mod tests {
         let (stream, other) = (gzip(&data), gzip(&other[..data.len().min(other.len())]));
         assert_eq!(at_once(&stream).unwrap(), data);
         let mut larger = vec![MaybeUninit::uninit(); data.len() + 1];
-        assert!(inflate_at_once(&stream, &mut larger).is_none());
+        assert!(Stream(&stream).inflate_at_once(&mut larger).is_none());
         let same_size = gzip(&data.iter().rev().copied().collect::<Vec<_>>());
         for after in [&stream, &other, &same_size] {
             assert_eq!(at_once(&[&stream[..], after].concat()), None);
@@ -364,7 +384,7 @@ mod tests {
             .collect();
         let stream = [gzip(b"one"), gzip(&data)].concat();
         let whole = [b"one", &data[..]].concat();
-        let salvaged = |stream: &[u8], max_size| salvage(&stream.to_vec(), max_size, &());
+        let salvaged = |stream: &[u8], max_size| Stream(&stream.to_vec()).salvage(max_size, &());
         let (pages, damage) = salvaged(&stream, None).unwrap();
         assert!(pages.as_slice() == whole && damage.is_none());
         let mut longest = 0;

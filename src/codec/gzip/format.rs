@@ -8,8 +8,6 @@ pub const HEADER: [u8; 10] = [MAGIC[0], MAGIC[1], 8, 0, 0, 0, 0, 0, 0, 255];
 /// The header of a stream of numbers. No MessagePack begins with its first byte.
 pub const NUMBERS_HEADER: [u8; HEADER.len()] = *b"\xc1treepack\x01";
 
-pub const MAGIC_BYTES: usize = NUMBERS_HEADER.len();
-
 /// Input of each block but the last.
 pub const BLOCK_BYTES: usize = 256 << 10;
 
@@ -17,10 +15,3 @@ pub const MAX_EXPANSION: usize = 1032;
 
 /// After the blocks: an empty final block, the checksum and the size.
 pub const END_BYTES: usize = 2 + 4 + 4;
-
-/// Smaller inputs use one thread.
-pub const MIN_PARALLEL_BYTES: usize = 1 << 20;
-
-pub fn is_compressed(start: &[u8]) -> bool {
-    start.starts_with(&MAGIC) || start == NUMBERS_HEADER
-}

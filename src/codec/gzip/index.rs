@@ -3,6 +3,7 @@
 //! It is stored in empty members after the data (docs/format.md, "Gzip"). The last one has a fixed
 //! size, so that readers can begin there.
 
+use super::foreign::Stream;
 use super::format::{BLOCK_BYTES, END_BYTES, HEADER, MAX_EXPANSION, NUMBERS_HEADER};
 use crate::base::source::{Source, bytes_of};
 use crate::{Error, Result, base::grow};
@@ -99,17 +100,19 @@ pub fn index_bytes(blocks: usize) -> usize {
     blocks * ENTRY_BYTES + blocks.div_ceil(MEMBER_ENTRIES) * EMPTY_BYTES + TAIL_BYTES
 }
 
-/// Returns whether a stream ends with an index, even a damaged or truncated one.
-pub fn has_traces(stream: &dyn Source) -> Result<bool> {
-    let window = MEMBER_ENTRIES * ENTRY_BYTES + EMPTY_BYTES + TAIL_BYTES;
-    let mut header = HEADER;
-    header[3] = 4;
-    let len = stream.len();
-    let end = bytes_of(stream, len.saturating_sub(window)..len)?;
-    let is_ours = |bytes: &[u8]| {
-        bytes.starts_with(&header) && matches!(&bytes[HEADER.len() + 2..], b"TP" | b"TE")
-    };
-    Ok(end.windows(HEADER.len() + 4).any(is_ours))
+impl Stream<'_> {
+    /// Returns whether it ends with an index, even a damaged or truncated one.
+    pub fn has_traces_of_index(self) -> Result<bool> {
+        let window = MEMBER_ENTRIES * ENTRY_BYTES + EMPTY_BYTES + TAIL_BYTES;
+        let mut header = HEADER;
+        header[3] = 4;
+        let len = self.0.len();
+        let end = bytes_of(self.0, len.saturating_sub(window)..len)?;
+        let is_ours = |bytes: &[u8]| {
+            bytes.starts_with(&header) && matches!(&bytes[HEADER.len() + 2..], b"TP" | b"TE")
+        };
+        Ok(end.windows(HEADER.len() + 4).any(is_ours))
+    }
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
@@ -255,13 +258,22 @@ mod tests {
     fn a_damaged_index_leaves_traces() {
         let stream = stream(&[(100, true), (70, false)], 15, 10);
         let begin = stream.len() - index_bytes(2);
-        assert!(!has_traces(&stream[..begin].to_vec()).unwrap());
+        assert!(
+            !Stream(&stream[..begin].to_vec())
+                .has_traces_of_index()
+                .unwrap()
+        );
         for at in begin..stream.len() {
             let mut damaged = stream.clone();
             damaged[at] ^= 1;
-            assert!(has_traces(&damaged).unwrap(), "{at}");
+            assert!(Stream(&damaged).has_traces_of_index().unwrap(), "{at}");
             let is_long = at > begin + HEADER.len() + 4;
-            assert!(!is_long || has_traces(&stream[..at].to_vec()).unwrap());
+            assert!(
+                !is_long
+                    || Stream(&stream[..at].to_vec())
+                        .has_traces_of_index()
+                        .unwrap()
+            );
         }
     }
 

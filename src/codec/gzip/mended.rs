@@ -2,15 +2,14 @@
 
 use std::sync::Arc;
 
-use super::foreign::salvage;
+use super::foreign::Stream;
 use super::format::{BLOCK_BYTES, END_BYTES, HEADER, NUMBERS_HEADER};
 use super::indexed::Indexed;
 use crate::Result;
+use crate::base::pages::Pages;
 use crate::base::raw::Uninit;
 use crate::base::source::{Source, as_inner, bytes_of};
 use crate::base::watch::Watch;
-use crate::files::mapping::Pages;
-use crate::format::structure::MARK;
 
 type Shared = Arc<dyn Source + Send + Sync>;
 
@@ -27,14 +26,15 @@ pub enum Contained {
 /// If only the header is damaged, the last blocks are whole.
 const TRIED_BLOCKS: usize = 8;
 
-/// The content of a treepack stream with a damaged header; `None` for all others.
-pub fn mended(stream: &Shared, watch: &dyn Watch) -> Result<Option<Contained>> {
+/// The content of a treepack stream with a damaged header; `None` for all others, and for data that
+/// end with `mark`.
+pub fn mended(stream: &Shared, mark: &[u8], watch: &dyn Watch) -> Result<Option<Contained>> {
     let len = stream.len();
     let start = bytes_of(stream, 0..len.min(HEADER.len()))?;
     if start == HEADER || start == NUMBERS_HEADER || len < HEADER.len() + END_BYTES {
         return Ok(None);
     }
-    if bytes_of(stream, len - MARK.len()..len)? == MARK {
+    if bytes_of(stream, len - mark.len()..len)? == mark {
         return Ok(None);
     }
     if only_block(stream, watch)?.is_some() {
@@ -60,7 +60,7 @@ fn only_block(stream: &Shared, watch: &dyn Watch) -> Result<Option<Pages>> {
     if stream.len() >= 2 * BLOCK_BYTES {
         return Ok(None);
     }
-    match salvage(stream, Some(BLOCK_BYTES), watch) {
+    match Stream(stream).salvage(Some(BLOCK_BYTES), watch) {
         Ok((pages, None)) => Ok(Some(pages)),
         Err(error) if error.is_no_damage() => Err(error),
         _ => Ok(None),

@@ -1,4 +1,4 @@
-//! Compresses a layout as one gzip member, and inflates any gzip stream.
+//! Compresses bytes as one gzip member, and inflates any gzip stream.
 //!
 //! | file | content |
 //! |---|---|
@@ -30,25 +30,25 @@ mod indexed;
 mod interleaved;
 mod literal;
 mod mended;
-pub(crate) mod numbers;
+pub(super) mod numbers;
 mod planes;
 mod runs;
 mod streams;
 
-pub(crate) use bits::{BitReader, BitWriter};
-pub(crate) use block::Coder as BlockCoder;
 pub use block::Method;
-pub use compress::{bound, compress, method};
-pub(crate) use decoders::Decoders;
-pub use foreign::{claimed_size, inflate_at_once, inflate_in_steps, salvage};
-pub(crate) use format::{BLOCK_BYTES, MAGIC, MIN_PARALLEL_BYTES, NUMBERS_HEADER};
-pub use format::{MAGIC_BYTES, is_compressed};
-pub(crate) use huffman::{bits as code_bits, code_lengths, codes};
-pub use index::has_traces;
+pub use compress::{bound, compress};
+pub use foreign::Stream;
+pub use format::BLOCK_BYTES;
 pub use indexed::Indexed;
-pub(crate) use interleaved::fill_table;
-pub(crate) use literal::MAX_BITS;
-pub(crate) use mended::{Contained, mended};
+pub use mended::{Contained, mended};
+
+// Of the codes of DEFLATE, for differences.
+pub(super) use bits::{BitReader, BitWriter};
+pub(super) use block::Coder as BlockCoder;
+pub(super) use decoders::Decoders;
+pub(super) use huffman::{bits as code_bits, code_lengths, codes};
+pub(super) use interleaved::fill_table;
+pub(super) use literal::MAX_BITS;
 
 #[cfg(test)]
 mod oracle {

@@ -8,9 +8,9 @@ use super::format::{BLOCK_BYTES, NUMBERS_HEADER};
 use super::literal::{self, Code, Tables};
 use super::planes::{self, MAX_WIDTH, TILE};
 use super::streams;
+use crate::base::pages::Pages;
 use crate::base::source::{Source, read_to};
 use crate::base::watch::Watch;
-use crate::files::mapping::Pages;
 use crate::{Error, Result, base::grow};
 
 const BLOCK_HEADER_BYTES: usize = 16;

@@ -13,6 +13,6 @@ mod replace;
 mod temporary;
 
 pub use buffer::pour;
-pub use output::{Append, Output, append_blocks};
+pub use output::{Output, append_blocks};
 pub use replace::{Replacement, make_directories, replace_file, sync_directory, write_pipe};
 pub use temporary::remove_if_dead;

@@ -5,6 +5,7 @@ use std::io;
 use std::num::NonZero;
 use std::sync::Mutex;
 
+use crate::base::append::Append;
 use crate::base::digest::Digest;
 use crate::base::raw::{RawBytes, Uninit, append_with};
 use crate::base::watch::Watch;
@@ -143,11 +144,6 @@ impl Append for Output<'_> {
         }
         self.join(bytes.len(), |target| Ok(target.write_copy_of_slice(bytes)))
     }
-}
-
-/// A sink of bytes.
-pub trait Append {
-    fn append(&mut self, bytes: &[u8]) -> Result<()>;
 }
 
 /// The digests and sizes of the payloads in a part of a layout, with the numbers of their regions.

@@ -10,6 +10,7 @@ use std::ops::Range;
 use crc32fast::Hasher;
 
 use crate::base::digest::Digest;
+use crate::base::error::mismatch;
 use crate::base::source::{Source, bytes_of};
 use crate::format::wire::length;
 use crate::{Error, Result, base::grow};
@@ -75,10 +76,6 @@ pub fn checksums_of(bytes: &[u8]) -> Result<Vec<u32>> {
 
 pub(super) fn damaged(reason: impl Display) -> Error {
     Error::Structure(format!("the record of the structure is damaged: {reason}"))
-}
-
-pub fn mismatch(expected: u32, found: u32) -> String {
-    format!("checksum mismatch: expected {expected:08x}, found {found:08x}")
 }
 
 #[derive(Debug, Clone, Default)]

@@ -22,7 +22,7 @@ mod sharding;
 mod value;
 
 pub use diff::{HOLE, apart, short, short_name};
-pub use footer::{Footer, MARK, PartialSums, Regions, Seal, Sums, checksums_of, mismatch};
+pub use footer::{Footer, MARK, PartialSums, Regions, Seal, Sums, checksums_of};
 pub use index::{Index, LeafKind, Listing};
 pub use record::{Kind, Node, NodeType, Record, Repeat, Tie, check_version};
 pub use recorder::Recorder;

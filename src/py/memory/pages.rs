@@ -9,10 +9,9 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::create::raised;
-use crate::base::raw::Uninit;
 #[cfg(unix)]
-use crate::files::mapping::GIVE_BACK;
-use crate::files::mapping::fresh_pages;
+use crate::base::pages::{GIVE_BACK, fresh_pages};
+use crate::base::raw::Uninit;
 
 /// The size from which huge pages pay.
 #[cfg(target_os = "linux")]

@@ -8,9 +8,9 @@ use pyo3::{Py, PyAny};
 use super::super::memory::Borrowed;
 use super::devices::Devices;
 use crate::Result;
+use crate::base::pages::Pages;
 use crate::base::raw::{AsRaw, RawBytes, Uninit, zeroed};
 use crate::base::source::{Pieces, Source, SourcePieces};
-use crate::files::mapping::Pages;
 use crate::format::layout::Payload;
 
 pub enum LeafPayload {

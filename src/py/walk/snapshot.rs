@@ -7,9 +7,9 @@ use pyo3::prelude::*;
 use super::super::memory::detached;
 use super::super::watch::Watcher;
 use super::payload::LeafPayload;
+use crate::base::pages::Pages;
 use crate::base::parallel;
 use crate::base::raw::RawBytes;
-use crate::files::mapping::Pages;
 use crate::files::sink::pour;
 use crate::format::layout::{Caching, Layout, LayoutBuilder};
 

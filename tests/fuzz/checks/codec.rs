@@ -3,13 +3,14 @@
 use std::io::Read;
 use std::mem::MaybeUninit;
 
-use treepack::Error;
-use treepack::base::source::Source;
-use treepack::codec::gzip::{Indexed, claimed_size, inflate_at_once, inflate_in_steps, salvage};
-use treepack::files::mapping::Pages;
+use treepack_codec::Error;
+use treepack_codec::base::pages::Pages;
+use treepack_codec::base::source::Source;
+use treepack_codec::codec::gzip::{Indexed, Stream};
 
+use super::compressing::Content;
 use super::frame::{Frame, NUMBERS};
-use super::{Noise, Windowed, threads};
+use super::{Noise, threads};
 
 const MAX_SIZE: usize = 4 << 20;
 
@@ -29,15 +30,15 @@ pub fn numbers(data: &[u8]) {
 /// `frame` has what another reader makes of it.
 fn check(stream: &[u8], frame: Option<&Frame>) {
     let stream = stream.to_vec();
-    let whole = inflate_in_steps(&stream, 0, Some(MAX_SIZE), &());
-    let windowed = inflate_in_steps(&Windowed(&stream), 100, Some(MAX_SIZE), &());
+    let whole = Stream(&stream).inflate(0, Some(MAX_SIZE), &());
+    let windowed = Stream(&Content(&stream, 0)).inflate(100, Some(MAX_SIZE), &());
     match (&whole, &windowed) {
         (Ok(whole), Ok(windowed)) => assert!(whole.as_slice() == windowed.as_slice()),
         (Err(whole), Err(windowed)) => assert_eq!(whole.to_string(), windowed.to_string()),
         _ => panic!("whole and in windows alike"),
     }
     let is_numbers = stream.starts_with(&NUMBERS);
-    match (salvage(&stream, Some(MAX_SIZE), &()), &whole) {
+    match (Stream(&stream).salvage(Some(MAX_SIZE), &()), &whole) {
         (Ok((found, None)), Ok(whole)) => assert!(found.as_slice() == whole.as_slice()),
         // Numbers are whole without the end of their index, of which only this tells.
         (Ok((found, Some(Error::GzipTruncated))), Ok(whole)) if is_numbers => {
@@ -63,10 +64,10 @@ fn check(stream: &[u8], frame: Option<&Frame>) {
             frame,
         );
     }
-    let size = claimed_size(&stream).unwrap();
+    let size = Stream(&stream).claimed_size().unwrap();
     if (1..=MAX_SIZE).contains(&size) {
         let mut at_once = vec![MaybeUninit::new(0); size];
-        if let Some(made) = inflate_at_once(&stream, &mut at_once)
+        if let Some(made) = Stream(&stream).inflate_at_once(&mut at_once)
             && let Ok(whole) = &whole
         {
             // A code of one symbol has a bit that this way does not look at.
@@ -82,7 +83,7 @@ fn by_index(
     frame: Option<&Frame>,
 ) {
     let len = indexed.len();
-    let windowed = Indexed::open(Windowed(stream))
+    let windowed = Indexed::open(Content(stream, 0))
         .unwrap()
         .expect("the same index");
     let mut noise = Noise::new(stream.len());

@@ -2,26 +2,40 @@
 //! is not the core's.
 
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
-use treepack::base::source::Source;
-use treepack::codec::gzip::{
-    Indexed, Method, bound, claimed_size, compress, inflate_at_once, inflate_in_steps, method,
-};
-use treepack::format::layout::LayoutBuilder;
+use treepack_codec::Result;
+use treepack_codec::base::raw::{RawBytes, Uninit};
+use treepack_codec::base::source::Source;
+use treepack_codec::codec::gzip::{Indexed, Method, Stream, bound, compress};
 
 use super::frame::{Block, Frame, elements};
 use super::{Noise, threads};
 
 const BLOCK: usize = 256 << 10;
 
-/// The stream of these bytes, of which the first ones are headers, and the others a payload.
+/// Bytes that are no memory, with a number of headers before their elements.
+pub struct Content<'a>(pub &'a [u8], pub usize);
+
+impl Source for Content<'_> {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
+        RawBytes::from(self.0).read_at(offset, target)
+    }
+
+    fn phase(&self, range: Range<usize>) -> usize {
+        self.1.wrapping_sub(range.start) % 8
+    }
+}
+
+/// The stream of these bytes, of which the first ones are headers.
 pub fn stream_of(data: &[u8], headers: usize, method: Method, count: usize) -> Vec<u8> {
-    let mut builder = LayoutBuilder::default();
-    let (headers, payload) = data.split_at(data.len().min(headers));
-    builder.headers().extend_from_slice(headers);
-    builder.push(payload.to_vec()).unwrap();
+    let content = Content(data, headers);
     let mut stream = Vec::new();
-    compress(&builder.finish(), method, threads(count), &mut stream, &()).unwrap();
+    compress(&content, method, threads(count), &mut stream, &()).unwrap();
     stream
 }
 
@@ -68,7 +82,7 @@ fn grown(input: &[u8]) -> Option<(usize, u8, Vec<u8>)> {
 pub fn gzip(input: &[u8]) {
     if let Some((headers, level, data)) = grown(input) {
         let level = (level % 11 < 10).then_some(i64::from(level % 11));
-        check(&data, headers, method(level).unwrap());
+        check(&data, headers, Method::of_level(level).unwrap());
     }
 }
 
@@ -99,7 +113,8 @@ fn check(data: &[u8], headers: usize, method: Method) -> Vec<u8> {
     );
     assert!(stream.len() <= bound(data.len()));
     assert!(
-        inflate_in_steps(&stream, 0, Some(data.len()), &())
+        Stream(&stream)
+            .inflate(0, Some(data.len()), &())
             .unwrap()
             .as_slice()
             == data
@@ -112,9 +127,9 @@ fn check(data: &[u8], headers: usize, method: Method) -> Vec<u8> {
         assert!(data.len() <= BLOCK);
     }
     if method != Method::Numbers && data.len() <= BLOCK {
-        assert!(claimed_size(&stream).unwrap() == data.len());
+        assert!(Stream(&stream).claimed_size().unwrap() == data.len());
         let mut out = vec![MaybeUninit::new(0); data.len()];
-        assert!(inflate_at_once(&stream, &mut out).unwrap() == data);
+        assert!(Stream(&stream).inflate_at_once(&mut out).unwrap() == data);
     }
     stream
 }

@@ -4,10 +4,10 @@
 use std::mem::MaybeUninit;
 
 use treepack::catalog::{ArrayPlace, BLOCK_BYTES, Catalog};
-use treepack::codec::gzip::Method;
 use treepack::format::array::Bounds;
 use treepack::format::structure::{Footer, Record, Regions, Seal, Value};
 use treepack::grammar::events::Events;
+use treepack_codec::codec::gzip::Method;
 
 use super::compressing::small_blocks;
 use super::opened::Opened;

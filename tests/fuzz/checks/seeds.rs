@@ -7,9 +7,9 @@ use std::path::Path;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use treepack::base::source::{Source, read_to};
-use treepack::codec::gzip::{Method, method};
 use treepack::format::structure::{Footer, Kind, Record};
 use treepack::sharding::manifest::{MARK, Manifest};
+use treepack_codec::codec::gzip::Method;
 
 use super::compressing::{small_blocks, stream_of};
 use super::frame::Frame;
@@ -176,7 +176,7 @@ fn gzip_streams(files: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let mut found = files.to_vec();
     for data in elements() {
         for level in [None, Some(0), Some(1), Some(9)] {
-            found.push(stream_of(&data, 0, method(level).unwrap(), 1));
+            found.push(stream_of(&data, 0, Method::of_level(level).unwrap(), 1));
         }
         let blocks = small_blocks(&data, Method::Adaptive, 400);
         // As if all blocks had only literals, which some have.

@@ -8,24 +8,18 @@ use std::num::NonZero;
 use std::ops::Range;
 use std::sync::Mutex;
 
-use crc32fast::Hasher;
-
 use super::base::{Base, arrays};
-use super::block::{BLOCK_BYTES, Decoder, Kind, PART_BYTES};
-use super::elements::Direction;
-use super::order::add_exponents;
 use super::patch::{Difference, Patch};
-use crate::base::raw::{Filling, Room, Uninit};
+use crate::base::raw::{Room, Uninit, zeroed};
 use crate::base::source::{Pieces, Source, SourcePieces};
 use crate::base::watch::Watch;
 use crate::catalog::Catalog;
+use crate::codec::delta::{BLOCK_BYTES, Decoder, Kind};
 use crate::{Error, Result, base::grow, base::parallel};
 
 pub(super) const NO_PANIC: &str = "nothing panics while it holds the lock";
 
 const MOST_PATHS: usize = 100;
-
-static ZEROS: [u8; PART_BYTES] = [0; PART_BYTES];
 
 /// A patch whose differences have partners in a base.
 pub struct Join<'a> {
@@ -193,7 +187,7 @@ impl<'a> Join<'a> {
             let work = |decoder: &mut Decoder, (part, room): (Part<'_>, Room<'_>)| {
                 room.fill(|memory| match part {
                     Part::Bytes(bytes) => Ok(memory.write_copy_of_slice(bytes)),
-                    Part::Lost => Ok(zeros(memory)),
+                    Part::Lost => Ok(zeroed(memory)),
                     Part::Block(number, block) => {
                         self.fill_block(base, number, block, memory, decoder, &mismatches)
                     }
@@ -220,60 +214,24 @@ impl<'a> Join<'a> {
     ) -> Result<&'t mut [u8]> {
         let difference = &self.patch.differences[number];
         let encoded = difference.blocks[block];
-        let parts = &self.partners[number].1;
+        if !decoder.read(encoded, memory.len())? {
+            if self.salvages {
+                return Ok(zeroed(memory));
+            }
+            return Err(malformed(difference));
+        }
+        let (value, parts) = &self.partners[number];
         let base = SourcePieces {
             source: base,
             parts,
         };
-        if !decoder.read(difference.elements, encoded, memory.len())? {
-            if self.salvages {
-                return Ok(zeros(memory));
-            }
-            return Err(malformed(difference));
-        }
-        let is_ordered = encoded.kind == Kind::Ordered;
-        let (mut sum, mut filling) = (Hasher::new(), Filling::new(memory));
-        let mut at = 0;
-        while filling.left() > 0 {
-            let len = filling.left().min(PART_BYTES);
-            let done = filling.fill(len, |part| {
-                let part = base.read_at(block * BLOCK_BYTES + at, part)?;
-                sum.update(part);
-                if !is_ordered {
-                    decoder.change(difference.elements, at, part, Direction::Forth);
-                }
-                Ok(part)
-            });
-            match done {
-                Err(error) if self.salvages && !error.is_no_damage() => {
-                    filling.write(&ZEROS[..len]);
-                }
-                done => done?,
-            }
-            at += len;
-        }
-        if sum.finalize() != encoded.crc {
-            let mut mismatches = mismatches.lock().expect(NO_PANIC);
-            mismatches.add(self.partners[number].0)?;
-        }
-        let memory = filling.finish();
-        if is_ordered {
-            let mut exponents = Vec::new();
-            add_exponents(difference.elements, memory, &mut exponents)?;
-            decoder.unsort(difference.elements, &exponents)?;
-            decoder.change_all(difference.elements, memory, Direction::Forth);
+        let start = block * BLOCK_BYTES;
+        let (memory, is_base) = decoder.join(encoded, &base, start, memory, self.salvages)?;
+        if !is_base {
+            mismatches.lock().expect(NO_PANIC).add(*value)?;
         }
         Ok(memory)
     }
-}
-
-fn zeros(memory: &mut Uninit) -> &mut [u8] {
-    let mut filling = Filling::new(memory);
-    while filling.left() > 0 {
-        let len = filling.left().min(PART_BYTES);
-        filling.write(&ZEROS[..len]);
-    }
-    filling.finish()
 }
 
 pub(super) fn malformed(difference: &Difference<'_>) -> Error {

@@ -8,13 +8,12 @@ use std::ops::Range;
 use rmp_serde::Deserializer;
 use serde::{Deserialize, Serialize};
 
-use super::block::{BLOCK_BYTES, Block, Kind};
-use super::elements::Elements;
-use super::order::has_exponents;
+use crate::base::error::mismatch;
 use crate::base::grow::{self, decode, encode_named};
 use crate::base::raw::{Filling, RawBytes, Uninit};
 use crate::base::source::{Source, missing};
 use crate::base::watch::Watch;
+use crate::codec::delta::{BLOCK_BYTES, Block, Elements, Kind};
 use crate::format::structure;
 use crate::format::wire::{Cursor, EXT_DELTA, Head, length};
 use crate::{Error, Result};
@@ -190,7 +189,6 @@ pub fn write_block(out: &mut Vec<u8>, block: Block<'_>) -> Result<()> {
 pub struct Difference<'a> {
     /// Its offset in the patch.
     pub offset: usize,
-    pub elements: Elements,
     /// The range of its elements in the encoding.
     pub place: Range<usize>,
     pub blocks: Vec<Block<'a>>,
@@ -358,7 +356,7 @@ pub fn record_of(bytes: &[u8], is_damaged: bool) -> Result<(Record, Range<usize>
     }
     let checksum = crc32fast::hash(before);
     if !is_damaged && checksum != word(0) {
-        return damaged(&structure::mismatch(word(0), checksum));
+        return damaged(&mismatch(word(0), checksum));
     }
     let len = word(4) as usize;
     let mut header = Vec::new();
@@ -433,7 +431,7 @@ fn read_difference<'a>(
         let is_expected = match kind {
             Kind::Equal => bytes.is_empty(),
             Kind::Stored => bytes.len() == BLOCK_BYTES.min(nbytes - start),
-            Kind::Ordered if !has_exponents(elements) => {
+            Kind::Ordered if !elements.has_exponents() => {
                 return Err(malformed(
                     "has an ordered block of other elements than floats",
                 ));
@@ -443,14 +441,19 @@ fn read_difference<'a>(
         if !is_expected {
             return Err(malformed("has a block of the wrong length"));
         }
-        grow::push(&mut blocks, Block { kind, crc, bytes })?;
+        let block = Block {
+            elements,
+            kind,
+            crc,
+            bytes,
+        };
+        grow::push(&mut blocks, block)?;
     }
     if at < body.end {
         return Err(malformed("has bytes after its blocks"));
     }
     Ok(Difference {
         offset,
-        elements,
         place,
         blocks,
     })

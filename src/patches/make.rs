@@ -7,13 +7,12 @@ use std::ops::Range;
 use crc32fast::Hasher;
 
 use super::base::{Base, arrays};
-use super::block::{BLOCK_BYTES, Block, Encoded, Encoder, Kind};
-use super::elements::Elements;
 use super::patch::{BLOCK_HEAD_BYTES, Extension, START, difference, extensions, tail, write_block};
 use crate::base::raw::{Uninit, append_with};
 use crate::base::source::{Pieces, Source, SourcePieces, bytes_of, read_to};
 use crate::base::watch::Watch;
 use crate::catalog::Catalog;
+use crate::codec::delta::{BLOCK_BYTES, Block, Elements, Encoded, Encoder, Kind};
 use crate::format::layout::{Layout, LayoutBuilder, Payload, Slice, Taken};
 use crate::format::structure::{PartialSums, Seal, Sums};
 use crate::format::wire::{EXT_DELTA, EXT_NDARRAY, Head, length};
@@ -205,11 +204,12 @@ fn replacement<P: Payload + Sync>(
             bytes = &stored;
             sum.update(bytes);
         } else {
-            sum.combine(&block.result);
+            sum.combine(&block.sums.result);
         }
         let block = Block {
+            elements: unit.elements,
             kind: block.kind,
-            crc: block.base.clone().finalize(),
+            crc: block.sums.base.clone().finalize(),
             bytes,
         };
         write_block(&mut out, block)?;

@@ -7,27 +7,22 @@
 use std::num::NonZero;
 use std::sync::Mutex;
 
-use crc32fast::Hasher;
-
 use super::base::Base;
-use super::block::{Block, Decoder, Kind, PART_BYTES};
-use super::elements::{Direction, Elements};
 use super::join::{Join, Mismatches, NO_PANIC, Part, malformed};
-use super::order::add_exponents;
 use super::patch::{Patch, value_len};
 use crate::base::raw::RawBytes;
 use crate::base::source::Source;
 use crate::base::watch::Watch;
+use crate::codec::delta::{Block, Decoder};
 use crate::format::wire::{Cursor, Head};
 use crate::{Error, Result, base::grow, base::parallel};
 
 struct Change<'m, 'p> {
     /// The number of the difference.
     number: usize,
-    elements: Elements,
     block: Block<'p>,
     memory: &'m mut [u8],
-    /// The exponents of the base, if a block is ordered by them.
+    /// Of the base, if the block is ordered by them.
     exponents: Vec<u8>,
     is_done: bool,
 }
@@ -58,11 +53,9 @@ pub fn apply(
             Part::Bytes(bytes) => grow::push(&mut copies, (bytes, now))?,
             Part::Lost => unreachable!("the patch is not salvaged"),
             Part::Block(number, block) => {
-                let difference = &patch.differences[number];
                 let change = Change {
                     number,
-                    elements: difference.elements,
-                    block: difference.blocks[block],
+                    block: patch.differences[number].blocks[block],
                     memory: now,
                     exponents: Vec::new(),
                     is_done: false,
@@ -121,20 +114,12 @@ fn forth(
 ) -> Result<()> {
     let mismatches = Mutex::new(Mismatches::default());
     let work = |decoder: &mut Decoder, change: &mut Change<'_, '_>| {
-        let (elements, number) = (change.elements, change.number);
-        if !change.decode(decoder)? {
-            return Err(malformed(&join.patch.differences[number]));
-        }
-        let mut sum = Hasher::new();
-        for (number, part) in change.memory.chunks_mut(PART_BYTES).enumerate() {
-            sum.update(part);
-            decoder.change(elements, number * PART_BYTES, part, Direction::Forth);
-        }
-        change.is_done = sum.finalize() == change.block.crc;
+        let number = change.number;
+        let done = decoder.apply(change.block, change.memory, &mut change.exponents)?;
+        change.is_done = done.ok_or_else(|| malformed(&join.patch.differences[number]))?;
         if change.is_done {
             return Ok(());
         }
-        decoder.change_all(elements, change.memory, Direction::Back);
         let mut mismatches = mismatches.lock().expect(NO_PANIC);
         mismatches.add(join.partners[number].0)
     };
@@ -146,26 +131,10 @@ fn forth(
 fn back(changes: &mut [Change<'_, '_>]) -> Result<()> {
     let mut decoder = Decoder::default();
     for change in changes.iter_mut().filter(|change| change.is_done) {
-        if !change.decode(&mut decoder).is_ok_and(|is_whole| is_whole) {
+        let done = decoder.undo(change.block, change.memory, &change.exponents);
+        if !done.is_ok_and(|is_whole| is_whole) {
             return Err(Error::Torn);
         }
-        decoder.change_all(change.elements, change.memory, Direction::Back);
     }
     Ok(())
-}
-
-impl Change<'_, '_> {
-    /// Decodes the block, before the memory changes or after; returns false if it is malformed.
-    fn decode(&mut self, decoder: &mut Decoder) -> Result<bool> {
-        if !decoder.read(self.elements, self.block, self.memory.len())? {
-            return Ok(false);
-        }
-        if self.block.kind == Kind::Ordered {
-            if self.exponents.is_empty() {
-                add_exponents(self.elements, self.memory, &mut self.exponents)?;
-            }
-            decoder.unsort(self.elements, &self.exponents)?;
-        }
-        Ok(true)
-    }
 }

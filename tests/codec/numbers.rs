@@ -1,4 +1,4 @@
-//! Layouts compressed as numbers are read back: by the index, in ranges and in order, intact or not.
+//! Bytes compressed as numbers are read back: by the index, in ranges and in order, intact or not.
 
 // The numbers here are small, and bytes repeat.
 #![allow(
@@ -8,32 +8,39 @@
 )]
 
 use std::num::NonZero;
+use std::ops::Range;
 use std::sync::LazyLock;
 
 use proptest::prelude::*;
-use treepack::Error;
-use treepack::codec::gzip::{Indexed, Method, bound, compress, inflate_in_steps, salvage};
-use treepack::format::layout::{Layout, LayoutBuilder};
-use treepack::grammar::encoder::Encoder;
+use treepack_codec::base::raw::{RawBytes, Uninit};
+use treepack_codec::base::source::Source;
+use treepack_codec::codec::gzip::{Indexed, Method, Stream, bound, compress};
+use treepack_codec::{Error, Result};
 
-use crate::opened::Opened;
-use crate::round_trip::{Tree, encoded, framing};
 use crate::streams::{BLOCK, by_index, check_ranges, in_order};
 
-/// A layout whose payloads begin anywhere.
-fn layout(data: &[u8], header: usize) -> Layout<Vec<u8>> {
-    let mut builder = LayoutBuilder::default();
-    let (header, payload) = data.split_at(header.min(data.len()));
-    builder.headers().extend_from_slice(header);
-    builder.push(payload.to_vec()).unwrap();
-    builder.finish()
+/// Bytes whose elements begin after a header.
+struct Content<'a>(&'a [u8], usize);
+
+impl Source for Content<'_> {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
+        RawBytes::from(self.0).read_at(offset, target)
+    }
+
+    fn phase(&self, range: Range<usize>) -> usize {
+        self.1.wrapping_sub(range.start) % 8
+    }
 }
 
 fn numbers(data: &[u8], header: usize, threads: usize) -> Vec<u8> {
     let threads = NonZero::new(threads).unwrap();
     let mut stream = Vec::new();
-    let layout = layout(data, header);
-    compress(&layout, Method::Numbers, threads, &mut stream, &()).unwrap();
+    let content = Content(data, header);
+    compress(&content, Method::Numbers, threads, &mut stream, &()).unwrap();
     assert!(stream.len() <= bound(data.len()), "{}", data.len());
     stream
 }
@@ -193,14 +200,14 @@ fn what_is_before_the_damage_is_salvaged() {
     let data = &MIXED[..];
     let stream = numbers(data, 0, 1);
     for cut in [10, 11, 5000, stream.len() / 2] {
-        let (found, damage) = salvage(&stream[..cut].to_vec(), None, &()).unwrap();
+        let (found, damage) = Stream(&stream[..cut].to_vec()).salvage(None, &()).unwrap();
         assert!(matches!(damage, Some(Error::GzipTruncated)));
         assert!(data.starts_with(found.as_slice()));
         assert!(cut < stream.len() / 2 || found.len() >= data.len() / 4);
     }
     let mut damaged = stream.clone();
     damaged[stream.len() / 2] ^= 1;
-    let (found, damage) = salvage(&damaged, None, &()).unwrap();
+    let (found, damage) = Stream(&damaged).salvage(None, &()).unwrap();
     assert!(matches!(damage, Some(Error::Gzip(_))));
     assert!(found.len() >= data.len() / 4 && data.starts_with(found.as_slice()));
 }
@@ -209,24 +216,11 @@ fn what_is_before_the_damage_is_salvaged() {
 fn no_more_comes_out_than_is_allowed() {
     let data = &MIXED[..];
     let stream = numbers(data, 0, 1);
-    let limited = |most| inflate_in_steps(&stream, 0, Some(most), &());
+    let limited = |most| Stream(&stream).inflate(0, Some(most), &());
     assert!(limited(data.len()).is_ok());
     for most in [0, BLOCK, data.len() - 1] {
         assert!(matches!(limited(most), Err(Error::OutputLimit { max_size }) if max_size == most));
     }
-}
-
-#[test]
-fn files_are_opened_as_others_are() {
-    let bytes = float32(BLOCK);
-    let floats = bytes.as_chunks().0.iter();
-    let kernel = Tree::Array(floats.map(|it| f32::from_le_bytes(*it)).collect());
-    let tree = Tree::Map(vec![("kernel".into(), kernel)]);
-    let plain = encoded(&tree, Encoder::indexed(framing(64, 1e9), true));
-    let stream = numbers(&plain, 0, 1);
-    let file = Opened::new(stream).unwrap();
-    assert!(file.bytes(file.at("kernel")).unwrap() == bytes);
-    assert_eq!(file.damage(), None);
 }
 
 proptest! {

@@ -1,4 +1,4 @@
-//! Compressed layouts are read back: here and by zlib, whole and in ranges, intact or not.
+//! Compressed bytes are read back: here and by zlib, whole and in ranges, intact or not.
 
 // The numbers here are small, and bytes repeat.
 #![allow(clippy::cast_possible_truncation)]
@@ -9,28 +9,17 @@ use std::num::NonZero;
 use std::sync::Mutex;
 
 use proptest::prelude::*;
-use treepack::base::raw::Filling;
-use treepack::base::watch::Watch;
-use treepack::codec::gzip::{Indexed, Method, bound, compress, inflate_in_steps, method};
-use treepack::format::layout::{Layout, LayoutBuilder};
-use treepack::{Error, Result};
+use treepack_codec::base::raw::Filling;
+use treepack_codec::base::watch::Watch;
+use treepack_codec::codec::gzip::{Indexed, Method, Stream, bound, compress};
+use treepack_codec::{Error, Result};
 
 use crate::streams::{BLOCK, by_index, check_ranges, in_order};
-
-fn layout(data: &[u8]) -> Layout<Vec<u8>> {
-    let mut builder = LayoutBuilder::default();
-    for chunk in data.chunks(100_001) {
-        let (header, payload) = chunk.split_at(chunk.len().min(7));
-        builder.headers().extend_from_slice(header);
-        builder.push(payload.to_vec()).unwrap();
-    }
-    builder.finish()
-}
 
 fn gzip(data: &[u8], method: Method, threads: usize) -> Vec<u8> {
     let threads = NonZero::new(threads).unwrap();
     let mut member = Vec::new();
-    compress(&layout(data), method, threads, &mut member, &()).unwrap();
+    compress(&data.to_vec(), method, threads, &mut member, &()).unwrap();
     assert!(member.len() <= bound(data.len()), "{}", data.len());
     member
 }
@@ -104,13 +93,13 @@ fn every_level_is_read_back() {
     let data = data(7 * BLOCK);
     let mut sizes = Vec::new();
     for level in 0..=9 {
-        let stream = gzip(&data, method(Some(level)).unwrap(), 2);
+        let stream = gzip(&data, Method::of_level(Some(level)).unwrap(), 2);
         assert!(by_zlib(&stream) == data);
         assert!(by_index(&stream, 2).unwrap() == data);
         sizes.push(stream.len());
     }
     assert!(sizes[0] > data.len() && sizes[1] < data.len() && sizes[9] <= sizes[1]);
-    assert!(method(Some(10)).is_err() && method(Some(-1)).is_err());
+    assert!(Method::of_level(Some(10)).is_err() && Method::of_level(Some(-1)).is_err());
 }
 
 #[test]
@@ -159,7 +148,6 @@ fn recorder(most: usize) -> Recorder {
 #[test]
 fn progress_ends_with_all_and_can_stop() {
     let data = data(9 * BLOCK + 77);
-    let layout = layout(&data);
     let ends_with = |watch: Recorder, all: usize| {
         let calls = watch.0.into_inner().unwrap();
         assert!(calls.is_sorted() && calls.last() == Some(&all), "{calls:?}");
@@ -168,10 +156,10 @@ fn progress_ends_with_all_and_can_stop() {
         let threads = NonZero::new(threads).unwrap();
         let mut stream = Vec::new();
         let watch = recorder(usize::MAX);
-        compress(&layout, Method::Adaptive, threads, &mut stream, &watch).unwrap();
+        compress(&data, Method::Adaptive, threads, &mut stream, &watch).unwrap();
         ends_with(watch, data.len());
         let watch = recorder(BLOCK);
-        let stopped = compress(&layout, Method::Adaptive, threads, &mut Vec::new(), &watch);
+        let stopped = compress(&data, Method::Adaptive, threads, &mut Vec::new(), &watch);
         assert!(matches!(stopped, Err(Error::Stopped)));
         let indexed = Indexed::open(&stream).unwrap().unwrap();
         let mut out = vec![MaybeUninit::new(0); indexed.len()];
@@ -182,9 +170,9 @@ fn progress_ends_with_all_and_can_stop() {
         let stopped = indexed.inflate(&mut out, threads, &recorder(BLOCK));
         assert!(matches!(stopped, Err(Error::Stopped)));
         let watch = recorder(usize::MAX);
-        inflate_in_steps(&stream, 0, None, &watch).unwrap();
+        Stream(&stream).inflate(0, None, &watch).unwrap();
         ends_with(watch, stream.len());
-        let stopped = inflate_in_steps(&stream, 0, None, &recorder(BLOCK));
+        let stopped = Stream(&stream).inflate(0, None, &recorder(BLOCK));
         assert!(matches!(stopped, Err(Error::Stopped)));
     }
 }
@@ -203,13 +191,13 @@ fn what_cannot_be_compressed_takes_no_more_than_the_bound() {
         noise.len(),
     ] {
         for level in [None, Some(0), Some(1)] {
-            let (data, method) = (&noise[..len], method(level).unwrap());
+            let (data, method) = (&noise[..len], Method::of_level(level).unwrap());
             let stream = gzip(data, method, 2);
             assert!(bound(len) - stream.len() < 80 && by_zlib(&stream) == data);
             let mut memory = vec![MaybeUninit::new(0); bound(len)];
             let mut filling = Filling::new(&mut memory);
             let one = NonZero::<usize>::MIN;
-            compress(&layout(data), method, one, &mut filling, &()).unwrap();
+            compress(&data.to_vec(), method, one, &mut filling, &()).unwrap();
             assert_eq!(filling.finish(), stream);
         }
     }

@@ -12,7 +12,7 @@ use crate::{Result, base::grow, base::parallel};
 const BLOCK_BYTES: usize = 256 << 10;
 
 /// Returns the digest of each region of a source of `len` bytes.
-pub fn digests(
+pub fn of_regions(
     source: &dyn Source,
     regions: &Regions,
     threads: NonZero<usize>,
@@ -63,7 +63,10 @@ mod tests {
         for threads in 1..4 {
             let threads = NonZero::new(threads).unwrap();
             let regions = Regions::new(ends.to_vec());
-            assert_eq!(digests(&bytes, &regions, threads, &()).unwrap(), expected);
+            assert_eq!(
+                of_regions(&bytes, &regions, threads, &()).unwrap(),
+                expected
+            );
         }
     }
 }

@@ -3,16 +3,18 @@
 use std::mem::MaybeUninit;
 use std::num::NonZero;
 
-use treepack::Result;
-use treepack::codec::gzip::{Indexed, inflate_in_steps};
+use treepack_codec::Result;
+use treepack_codec::base::source::Source as _;
+use treepack_codec::codec::gzip::{Indexed, Stream};
 
-use treepack::base::source::Source as _;
 /// The length of a block of input in bytes.
 pub const BLOCK: usize = 256 << 10;
 
 /// Reads a stream from its start to its end.
 pub fn in_order(stream: &[u8]) -> Result<Vec<u8>> {
-    inflate_in_steps(&stream.to_vec(), 0, None, &()).map(|out| out.as_slice().to_vec())
+    Stream(&stream.to_vec())
+        .inflate(0, None, &())
+        .map(|out| out.as_slice().to_vec())
 }
 
 /// Reads a stream by its index.

@@ -1,0 +1,5 @@
+//! The codec against other libraries, and by properties.
+
+mod gzip;
+mod numbers;
+mod streams;
