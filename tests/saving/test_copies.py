@@ -63,6 +63,16 @@ def test_a_copy_for_flax_is_what_flax_writes() -> None:
     assert not treepack.verify("copy.treepack").unchecked
 
 
+@pytest.mark.parametrize("suffix", [".treepack", ".treepack.gz"])
+def test_lists_of_an_archive_stay_lists(suffix: str) -> None:
+    np.savez("names.npz", **{"a.names": np.array(["x", "y"]), "a.w": np.ones(2)})
+    with treepack.open("names.npz") as file:
+        treepack.save(f"copy{suffix}", file)
+    assert treepack.load(f"copy{suffix}")["a"]["names"] == ["x", "y"]
+    assert not treepack.diff("names.npz", f"copy{suffix}")
+    assert treepack.verify(f"copy{suffix}").ok
+
+
 def test_parts_become_dicts() -> None:
     with treepack.open("saved.treepack") as file:
         treepack.save("part", file["opt"])

@@ -157,8 +157,9 @@ class Copy(NamedTuple):
         """
         is_plain = path.has_flax_suffix  # structs of flax reject unknown keys
         is_ours = path.lower().removesuffix(".gz").endswith(".treepack")
-        record = None if is_plain else self.record
-        if record is None and not is_plain and (is_ours or self.described):
+        is_described = not is_plain and (is_ours or self.described)
+        record = self.record if is_described else None
+        if record is None and is_described:
             return Encoding.file(self.tree, Saved(metadata=self._metadata()), writing)
         described = record is not None
         encoding = Encoding(
@@ -194,8 +195,7 @@ def _read(tree: Tree, place: Place, marks: core.Marks | None = None) -> Copy:
         except (CorruptionError, DecodeError) as error:
             return error
 
-    # The record of arrays with names is made while their file is opened.
-    record = place.catalog.record if place.reader.separator is None else None
+    record = place.catalog.record
     state = place.state(leaf, marks)
     if marks is not None:
         state = map_leaves(lambda leaf: leaf, state, ABSENT)
@@ -204,7 +204,8 @@ def _read(tree: Tree, place: Place, marks: core.Marks | None = None) -> Copy:
         place.reader,
         {} if state is ABSENT else state,
         None if place.value or marks is not None else record,
-        record is not None,
+        # The record of arrays with names is made while their file is opened.
+        record is not None and place.reader.separator is None,
         place.parts[-1] if place.parts else None,
     )
 
