@@ -164,6 +164,8 @@ const PICKLE: &str = "a Python pickle, which may run code when it is read: load 
 const TORCH: &str = "a checkpoint of PyTorch: load it with torch.load(weights_only=True), and save \
                      its tensors as arrays of NumPy";
 
+const ZLIB: &str = "zlib data: decompress them with the module zlib of Python";
+
 const ZERO_BYTES: usize = 1 << 20;
 
 const ZEROS: &str = "only zeros: the file was never written, for example after a power failure";
@@ -183,6 +185,11 @@ const MAGICS: &[(usize, &[u8], &str)] = &[
         b"\xc1treepack\x01",
         "data compressed as numbers: use from_compressed_bytes, or load_from_file",
     ),
+    // RFC 1950, section 2.2, with a window of 32 KiB
+    (0, b"x\x01", ZLIB),
+    (0, b"x\x5e", ZLIB),
+    (0, b"x\x9c", ZLIB),
+    (0, b"x\xda", ZLIB),
     // RFC 8878, section 3.1.1
     (
         0,
@@ -382,7 +389,7 @@ fn text_of(start: &[u8]) -> Option<String> {
         let is_yaml = begins("---") || field.is_some_and(|(name, _)| is_word(name));
         let kind = if is_yaml { "YAML text" } else { "text" };
         return Some(format!(
-            "{kind} that begins with {shown:?}: read it as text, and check the path"
+            "{kind} that begins with {shown:?}: read it as text, or check the path, which is a str"
         ));
     };
     Some(description.into())
@@ -453,11 +460,11 @@ mod tests {
         for (text, format) in [
             (
                 "Not Found",
-                "text that begins with \"Not Found\": read it as text, and check the path",
+                "text that begins with \"Not Found\": read it as text, or check the path, which is a str",
             ),
             (
                 "name: x\nother: y",
-                "YAML text that begins with \"name: x\": read it as text, and check the path",
+                "YAML text that begins with \"name: x\": read it as text, or check the path, which is a str",
             ),
             (long[..].as_ref(), "text that begins"),
             ("{ \"a\": 1 }", "JSON"),

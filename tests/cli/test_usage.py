@@ -79,6 +79,9 @@ ROWS: list[tuple[str, str, list[tuple[str, int]]]] = [
     ("ls a.treepack --tree", "--tree: leave it out: all levels", [("ls a.treepack", 0)]),
     ("ls a.treepack --format json", "--format: use --json", [("ls a.treepack --json", 0)]),
     ("info a.treepack --yaml", "--yaml: use --json", [("info a.treepack --json", 0)]),
+    ("ls a.treepack --sort size", "send its lines to sort", [("ls --flat a.treepack", 0)]),
+    ("convert a.treepack b.treepack --level 3", "--level requires --gzip: leave it out, or pass "
+     "--gzip", [("convert a.treepack b.treepack --level 3 --gzip", 0)]),
     ("info a.treepack b.treepack", "name one file at a time", [("info b.treepack", 0)]),
     ("verify a.treepack --strict", "leave it out: every byte is compared", [
         ("verify a.treepack", 0)]),

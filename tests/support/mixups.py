@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 import os
+import re
 import types
+import zlib
 from typing import Any, NamedTuple
 
 import jax
@@ -670,6 +672,55 @@ OTHERS: list[Row] = [
         "pass the bytes of the file", [
             "treepack.apply_delta(b''.join(treepack.buffers(TREE, base=TREE)), placed(TREE), "
             "offset=64)"]),
+    ("load('model', select=re.compile('w'))", "the search of an expression", [
+        "load('model', select=re.compile('w').search)"]),
+    ("load('model', select='params/w, step')",
+        r"for several patterns, pass a list: \['params/w', 'step'\]", [
+            "load('model', select=['params/w', 'step'])"]),
+    ("save('x.gz', TREE, compress=False)",
+        "without .gz, or leave out compress=", [
+            "save('x', TREE, compress=False)", "save('x.gz', TREE)"]),
+    ("loads(dumps(TREE), verify=True)", r"treepack\.load\(path, \.\.\.\), of a file of save", [
+        "save('x', TREE)", "load('x', verify=True)"]),
+    ("dumps(TREE, dtype='float16')", r"cast the arrays before, as by jax\.tree\.map", [
+        "dumps(jax.tree.map(lambda array: array.astype('float16'), TREE))"]),
+    ("file.load(mmap=False)", r"treepack\.open takes it", ["open('model', mmap=False).load()"]),
+    ("treepack.digest('model', select='params/w')", r"use its result, such as digest\.leaves", [
+        "treepack.digest('model').leaves['params/w']"]),
+    ("load('model?select=params')", r"treepack\.open\('model'\)\['params'\], or `treepack ls", [
+        "open('model')['params']"]),
+    ("load('model', {'v': TREE['params']['w']}, mapping={'v': 'params/w'}, select='params/w')",
+        "takes paths of the tree, got .params/w.: is it .v.", [
+            "load('model', {'v': TREE['params']['w']}, mapping={'v': 'params/w'}, select='v')"]),
+    ("load('model', mapping={'v': ('params/w', 'a b -> b a')}, select='params/w')",
+        "takes paths of the tree, got .params/w.: is it .v.", [
+            "load('model', mapping={'v': ('params/w', 'a b -> b a')}, select='v')"]),
+    ("load('model', sharding=jax.devices())", "the paths of the file, or pass one device=", [
+        "load('model', device=jax.devices()[0])"]),
+    ("load('model', sharding=abstract())", "pass templates as target=", [
+        "load('model', target=abstract())"]),
+    ("load('model', mapping={'v': ('params/w', 'a b => b a')})", "and -> between the sides", [
+        "load('model', mapping={'v': ('params/w', 'a b -> b a')})"]),
+    ("load('model', mapping={'v': ('params/w', 'vm -> mv')})",
+        "write spaces between axes, as in 'v m'", [
+            "load('model', mapping={'v': ('params/w', 'a b -> b a')})"]),
+    (r"load('model', mapping={'p/(.*)': r'params/\1'})", r"write indices in place of \*", [
+        "load('model', mapping={'p/{i}': 'params/{i}'})"]),
+    ("treepack.Series('memory://m').steps()", "pass a directory; treepack.load reads a file", [
+        "treepack.Series('memory://runs').steps()", "load('memory://m')"]),
+    ("serialization.from_state_dict(TREE, dumps(TREE))", "pass them to from_bytes or loads", [
+        "serialization.from_bytes(TREE, dumps(TREE))"]),
+    ("load(b'model')", "or check the path, which is a str", ["load('model')"]),
+    ("loads(zlib.compress(dumps(TREE)))", "zlib data: decompress them with the module zlib", [
+        "loads(zlib.decompress(zlib.compress(dumps(TREE))))"]),
+    ("serialization.msgpack_serialize(TREE, 'x')", "in_place must be True or False, got 'x'", [
+        "serialization.msgpack_serialize(TREE, True)"]),
+    ("save('x', dumps(TREE))", "pass the tree itself", [
+        "save('x', TREE)", "pathlib.Path('x').write_bytes(dumps(TREE))", "load('x')"]),
+    ("treepack.diff('model', None)", "got None: pass one", ["treepack.diff('model', 'base')"]),
+    ("file['params'].items('w')", r"call it as items\(\)", ["file['params'].items()"]),
+    ("load('memory://n')", "is it 'memory://m'", ["load('memory://m')"]),
+    ("verify('model')['step']", r"use leaves\[path\]", ["verify('model').leaves['step']"]),
 ]  # fmt: skip
 """Names, options, paths and templates of other libraries, and values that were silent."""
 
@@ -697,7 +748,7 @@ jax.tree_util.register_pytree_node(Node, lambda node: ((node.a,), None), lambda 
 treepack.register_node(Node, serialized_name="mixups.Node")
 
 MIXED: dict[str, Any] = (
-    {it.__name__: it for it in (Point, Mode, os, optax)}
+    {it.__name__: it for it in (Point, Mode, os, optax, re, zlib)}
     | {
         "shared": types.SimpleNamespace(buf=memoryview(bytearray(999))),  # as of shared memory
         "Bare": dataclasses.make_dataclass("Bare", ["a"]),

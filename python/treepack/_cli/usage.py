@@ -41,6 +41,7 @@ _OPTIONS = {
         "-R -r --recursive --tree": "leave it out: all levels are listed unless --depth limits "
         "them",
         "--format -j --yaml": "use --json",
+        "--sort -S -t": "send its lines to sort, as in `treepack ls --flat FILE | sort -k2`",
     },
     "info": {"--format -j --yaml": "use --json"},
     "verify": {

@@ -140,6 +140,7 @@ _CHOICES = {
             "salvage",
             "described",
             "stats",
+            "in_place",
         ),
         _values(bool),
     ),
@@ -206,9 +207,7 @@ _OF_CHOICES = (bool, str, type(None), np.bool_)
 def check_compress(compress: Compress, level: int | None) -> None:
     check("compress", compress)
     if level is not None and (not compress or compress == "numbers"):
-        raise ValueError(
-            "level requires compress=True (gzip): leave out level, or pass compress=True"
-        )
+        raise ValueError("level requires compress=True (gzip): leave it out, or pass compress=True")
 
 
 def check_iterator(saved: Saved, *, background: bool) -> None:
@@ -352,7 +351,8 @@ def check_known(verb: Callable[..., Any], options: Mapping[str, Any]) -> None:
     if unknown := options.keys() - signed.__signature__.parameters.keys():
         name = min(unknown)
         if verb.__name__ == "loads" and unknown <= LoadOptions.__annotations__.keys():
-            raise TypeError(f"loads() has no {name}=: treepack.load(data, ...) takes it")
+            summed = "path, ...), of a file of save," if name == "verify" else "data, ...)"
+            raise TypeError(f"loads() has no {name}=: treepack.load({summed} takes it")
         raise unknown_option(verb, name)
 
 

@@ -139,6 +139,8 @@ def digest(
 
 
 def check_is_one(source: Any) -> None:
+    if source is None:
+        raise TypeError("expected a file or a tree, got None: pass one")
     paths = source if isinstance(source, (list, tuple)) else ()
     are_texts = all(isinstance(each, (str, os.PathLike)) for each in paths)
     if paths and are_texts and all(map(os.path.exists, paths)):

@@ -185,6 +185,8 @@ def save(
             "dtype= casts the arrays of an open file: those of a tree are cast before, as by "
             "jax.tree.map"
         )
+    if isinstance(tree, bytes) and tree.endswith(b"\x93treepk\n"):  # the mark of a record
+        raise TypeError("the tree is the result of dumps(tree): pass the tree itself")
     format = formats.to_save(place, export)
     if format is not None:
         format.check(place, export, options)

@@ -214,6 +214,8 @@ class Tree(Hinting, Mapping[str, Any]):
         """Returns the keys."""
         return _Keys(self)
 
+    items, values = advised(Mapping.items), advised(Mapping.values)
+
     def __len__(self) -> int:
         return len(self._catalog.children(self._place.value) or ())
 

@@ -324,6 +324,8 @@ def _choose(place: Place, target: Any, selection: Selection, reading: Reading) -
     if selection.exclude is not None or (marks is not None and marks.unmatched):
         there = [*dict(Room().all(catalog.ends(place.value)))]
         ours = [] if target is None else [_paths.text(leaf) for leaf, _ in leaves_of(target, ())]
+        if isinstance(place.reader, MappedReader) and marks is not None:
+            place.reader.check_names(selector.patterns[at] for at in marks.unmatched)
         selector = compiled(selection.select, "file", there, selection.exclude, ours)
         marks = selector.mark(catalog, place.value)
     if target is None and marks is not None and not marks.values:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Mapping as Dict
 from typing import Any
 
@@ -250,6 +251,14 @@ class MappedReader(Reader):
         self.inflated, self.is_patch = inner.inflated, inner.is_patch
         self.is_local, self.salvages = inner.is_local, inner.salvages
         self.format = inner.format
+
+    def check_names(self, paths: Iterable[str]) -> None:
+        """Raises a TreepackError if one of the paths is one of the file."""
+        for path, (new, made) in itertools.product(paths, self.outcome.items()):
+            if repr(path) in made.rule.text if isinstance(made, Made) else path == made:
+                raise TreepackError(
+                    f"select= takes paths of the tree, got {path!r}: is it {new!r}?"
+                )
 
     def _leave_out_short(self) -> None:
         """Leaves out stacks of which a damaged file may have lost the last arrays."""

@@ -90,7 +90,8 @@ def converter(
                 raise ValueError(
                     "the tree of shardings in sharding= fits no leaf: it has "
                     f"{printable(_paths.text(next(iter(where.tree))))}, the file "
-                    f"{printable(str(items[0].path))}: give it the paths of the file"
+                    f"{printable(str(items[0].path))}: give it the paths of the file, or pass one "
+                    "device="
                 )
         for item in items:
             if isinstance(item.leaf, LazyArray):
@@ -162,6 +163,8 @@ def _wrapped(leaf: Any) -> str:
     if isinstance(leaf, (jax.sharding.PartitionSpec, str)):
         names = ", ".join(map(repr, [leaf] if isinstance(leaf, str) else leaf))
         return f": wrap it, as NamedSharding(mesh, PartitionSpec({names:.100}))"
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return ": pass templates as target="
     return ": wrap it, as NamedSharding(mesh, PartitionSpec(...))" * hasattr(leaf, "axis_names")
 
 

@@ -59,8 +59,8 @@ class Selector:
             self._predicate = select
         else:
             raise TypeError(
-                "select= must be a pattern, a list of patterns, a predicate on paths, or a "
-                f"pytree of bools, got {select!r:.100}"
+                "select= must be a pattern, a list of patterns, a predicate on paths (such as the "
+                f"search of an expression), or a pytree of bools, got {select!r:.100}"
             )
 
     def mark(self, catalog: core.Catalog, value: int) -> core.Marks | None:
@@ -119,13 +119,13 @@ class Selector:
             are_names = type(parts) is tuple and all(isinstance(part, str) for part in parts)
             if are_names and len(parts) > 1 and not Selector([*parts]).unmatched(paths):
                 error += f". A tuple is one path: for several patterns, pass a list: {[*parts]}"
-        hint = _keyed(typos[0], paths) or _starred(typos[0], paths) or _escaped(typos[0], paths)
-        raise TreepackError(error + (hint or _paths.similar(typos[0], paths)))
+        hints = (_keyed, _separated, _starred, _escaped, _paths.similar)
+        raise TreepackError(error + next(filter(None, (hint(typos[0], paths) for hint in hints))))
 
 
 def nothing_left(where: str, paths: Iterable[str]) -> str:
     path = printable(next(iter(paths), _paths.ROOT))
-    return f"select= and exclude= leave out every leaf of the {where}, such as {path!r}"
+    return f"select= and exclude= leave out every leaf of the {where}, such as {path!r}: select one"
 
 
 def _literal(text: str, paths: Iterable[str]) -> tuple[str, ...] | None:
@@ -163,6 +163,13 @@ def _starred(pattern: str, paths: Iterable[str]) -> str:
         if not Selector(text).unmatched(paths):
             return f"; wildcards are *, ** and ?: is it {text!r}?"
     return ""
+
+
+def _separated(pattern: str, paths: Iterable[str]) -> str:
+    """Returns a hint if a pattern is several with commas or blanks between them."""
+    pieces = re.findall(r"[^,\s]+", pattern)
+    is_list = len(pieces) > 1 and not Selector(pieces).unmatched(paths)
+    return f"; for several patterns, pass a list: {pieces}" if is_list else ""
 
 
 def _keyed(pattern: str, paths: Iterable[str]) -> str:

@@ -109,6 +109,11 @@ class Verification(NamedTuple):
         fields = (f"{name}={getattr(self, name)!r}" for name in ("ok", *self._fields))
         return f"Verification({', '.join(fields)})"
 
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, str):
+            raise TypeError(f"{index!r} is no index: use leaves[path]")
+        return tuple.__getitem__(self, index)
+
     def __bool__(self) -> bool:
         """Returns `ok`."""
         return self.ok

@@ -54,7 +54,8 @@ def parse(text: str) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
         elif _NAME.fullmatch(token) is None:
             cure = "sizes are keywords, as Mapping(rules, h=32), and only 1 is an axis"
             if not token.isdecimal():
-                cure = "axes are names, 1, ... and groups in ( ), with spaces between them"
+                cure = "axes are names, 1, ... and groups in ( ), with spaces between them, and -> "
+                cure += "between the sides"
             raise fault(text, at, f"{token!r} is no axis: {cure}")
         elif token in names:
             raise fault(text, at, f"the axis {token} occurs twice on one side: rename one of them")

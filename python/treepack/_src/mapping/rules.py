@@ -110,7 +110,7 @@ class Rule:
         def fits(pattern: Pattern, paths: Iterable[str]) -> bool:
             return any(True for _ in pattern.matches(Names(paths), above=True))
 
-        if "*" in ours.text:
+        if {"*", "\\"} & {*ours.text, *theirs.text}:  # of globs and regular expressions
             return "; write indices in place of *, as in {'new/{i}/kernel': 'old/{i}/w'}"
         if self.here.is_file and fits(theirs, here) and (there is None or fits(ours, there)):
             pair = f"{ours.text!r}: {theirs.text!r}"
@@ -257,9 +257,10 @@ def _check_axes(rule: Rule) -> None:
         for name in side.axes:
             if name not in known:
                 what = "..." if name == REST else f"the axis {name}"
-                raise ValueError(
-                    f"{what} is only on the {path}: name it on both sides, or as an index in braces"
-                )
+                is_joined = any(sorted(name) == sorted(axis) for axis in other.axes)
+                cure = "name it on both sides, or as an index in braces"
+                cure = f"write spaces between axes, as in {' '.join(name)!r}" if is_joined else cure
+                raise ValueError(f"{what} is only on the {path}: {cure}")
 
 
 def _options(options: Mapping[Any, Any]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ _LENGTH = re.compile(r"(\d+) elements?")
 # Hints by the beginnings of both sides: descriptions of arrays without shapes, and keys of one side
 # that are their data on the other.
 _KEYS = {
+    ("a subtree", "bytes"): "If the bytes are an encoding, pass them to from_bytes or loads.",
     (A_DTYPE, ""): "A template has shapes, too: pass jax.ShapeDtypeStruct(shape, dtype).",
     (A_SHARDING, ""): (
         "Pass shardings as sharding=, or in jax.ShapeDtypeStruct(shape, dtype, sharding=...)."

@@ -155,19 +155,17 @@ class Copy(NamedTuple):
         `.treepack` files have a record, a new one if necessary; `.msgpack` files have none, as flax
         writes them; other files have one if the source has.
         """
-        is_plain = path.has_flax_suffix  # structs of flax reject unknown keys
         is_ours = path.lower().removesuffix(".gz").endswith(".treepack")
-        is_described = not is_plain and (is_ours or self.described)
-        record = self.record if is_described else None
-        if record is None and is_described:
+        # Structs of flax reject unknown keys.
+        is_described = not path.has_flax_suffix and (is_ours or self.described)
+        if is_described and self.record is None:
             return Encoding.file(self.tree, Saved(metadata=self._metadata()), writing)
-        described = record is not None
         encoding = Encoding(
             align=writing.align,
-            structure=described,
-            index=described,
-            checksums=described and not writing.compress,
-            record=record,
+            structure=is_described,
+            index=is_described,
+            checksums=is_described and not writing.compress,
+            record=self.record if is_described else None,
             threads=writing.threads,
         )
         return encoding.plain(self.tree)

@@ -8,6 +8,7 @@ last one wins.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import functools
 import io
@@ -134,9 +135,11 @@ class FileSystem(Locked, RemoteStore):
     def _info(self, path: str) -> Any:
         try:
             return self._fs.info(path)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
             *_, lowest = _layers(self._fs)
             if lowest is self._fs:
+                for near in difflib.get_close_matches(path, getattr(lowest, "store", ()), 1, 0):
+                    error.add_note(f"treepack: is it '{lowest.protocol}:/{near}'?")
                 raise
             return lowest.info(path)  # caches list the directory, which web servers do not
 
@@ -207,6 +210,8 @@ class FileSystem(Locked, RemoteStore):
             return []
         # Some list a directory in itself.
         inside = [info for info in listed if info["name"].strip("/") != path.strip("/")]
+        if listed and not inside and listed[0]["type"] == "file":
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), self.url.shown)
         return [
             Entry(info["name"].rstrip("/").rsplit("/", 1)[-1], info["type"] == "directory")
             for info in inside

@@ -64,9 +64,9 @@ def _hint(source: Any) -> str:
 
 def _inside(source: Any) -> str:
     text = os.fsdecode(source)
-    for end in (at for at, letter in enumerate(text) if letter in "/:#" and at):
+    for end in (at for at, letter in enumerate(text) if letter in "/:#?" and at):
         if os.path.isfile(text[:end]):  # noqa: PTH113
-            file, path = text[:end], text[end + 1 :]
+            file, path = text[:end], text[end + 1 :].removeprefix("select=")
             if not path:
                 return f"is it {file!r}?"
             command = f"treepack ls {shlex.quote(file)} {shlex.quote(path)}"
