@@ -33,7 +33,7 @@ from safetensors import safe_open
 import tiers
 import treepack
 from commands import call
-from treepack import checkpoints, orbax, orbax_v1
+from treepack import checkpoints, orbax, orbax_v1, serialization
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY", "CHANGELOG"))]
@@ -145,6 +145,20 @@ def test_output_of_commands(page: str, tmp_path: Path, monkeypatch: pytest.Monke
     for _, code in blocks("console", TEXTS[page]):
         command, _, output = code.partition("\n")
         assert call(*command.removeprefix("$ treepack ").split()) == output
+
+
+def test_calls_of_the_drop_in_name_its_parameters_in_order():
+    calls = re.findall(
+        r"`(?:path\.write_bytes\()?(\w+)\((\w+(?:, \w+)*)\)+`", TEXTS["docs/drop-in.md"]
+    )
+    found = 0
+    for name, arguments in calls:
+        verb = getattr(serialization, name, None) or getattr(treepack, name, None)
+        parameters = [] if verb is None else [*inspect.signature(verb).parameters]
+        for argument, parameter in zip(arguments.split(", "), parameters, strict=False):
+            assert ("path" in argument) == ("path" in parameter), (name, arguments)
+            found += 1
+    assert found >= 8
 
 
 # What the table of README says of the other libraries.
