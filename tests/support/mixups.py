@@ -677,9 +677,6 @@ OTHERS: list[Row] = [
     ("load('model', select='params/w, step')",
         r"for several patterns, pass a list: \['params/w', 'step'\]", [
             "load('model', select=['params/w', 'step'])"]),
-    ("save('x.gz', TREE, compress=False)",
-        "without .gz, or leave out compress=", [
-            "save('x', TREE, compress=False)", "save('x.gz', TREE)"]),
     ("loads(dumps(TREE), verify=True)", r"treepack\.load\(path, \.\.\.\), of a file of save", [
         "save('x', TREE)", "load('x', verify=True)"]),
     ("dumps(TREE, dtype='float16')", r"cast the arrays before, as by jax\.tree\.map", [

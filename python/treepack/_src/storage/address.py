@@ -211,10 +211,10 @@ class Address(str):
         Raises a ValueError for the suffix of another format or compression.
         """
         is_gzip = self.endswith(".gz")
-        if is_gzip and compress in ("numbers", False):
+        if compress == "numbers" and is_gzip:
             raise ValueError(
-                f"{self.shown!r}: .gz is for gzip, and compress={compress!r} is not: choose a name "
-                "without .gz, or leave out compress="
+                f'{self.shown!r}: .gz is for gzip, and "numbers" is another compression: choose a '
+                "name without .gz"
             )
         suffix = os.path.splitext(self.lower().removesuffix(".gz"))[1]  # noqa: PTH122
         format = formats.of_suffix(suffix)
