@@ -687,10 +687,10 @@ OTHERS: list[Row] = [
     ("load('model?select=params')", r"treepack\.open\('model'\)\['params'\], or `treepack ls", [
         "open('model')['params']"]),
     ("load('model', {'v': TREE['params']['w']}, mapping={'v': 'params/w'}, select='params/w')",
-        "takes paths of the tree, got .params/w.: is it .v.", [
+        "params/w. is a path of the file: is it .v. in the tree", [
             "load('model', {'v': TREE['params']['w']}, mapping={'v': 'params/w'}, select='v')"]),
     ("load('model', mapping={'v': ('params/w', 'a b -> b a')}, select='params/w')",
-        "takes paths of the tree, got .params/w.: is it .v.", [
+        "params/w. is a path of the file: is it .v. in the tree", [
             "load('model', mapping={'v': ('params/w', 'a b -> b a')}, select='v')"]),
     ("load('model', sharding=jax.devices())", "the paths of the file, or pass one device=", [
         "load('model', device=jax.devices()[0])"]),

@@ -70,7 +70,7 @@ _OPTIONS = [
         "dict(file.leaves()) of treepack.open(path) is flat",
     ),
     _Option("backend numpy return_numpy jax torch", "arrays", 'pass arrays="numpy" or "jax"'),
-    _Option("framework", "arrays", 'pass arrays="numpy" or "jax"'),
+    _Option("framework framework_name", "arrays", 'pass arrays="numpy" or "jax"'),
     _Option("to map_location", "device", "pass device="),
     _Option("exclude select ignore", "state", "pass a part of the state"),
     _Option(

@@ -256,9 +256,7 @@ class MappedReader(Reader):
         """Raises a TreepackError if one of the paths is one of the file."""
         for path, (new, made) in itertools.product(paths, self.outcome.items()):
             if repr(path) in made.rule.text if isinstance(made, Made) else path == made:
-                raise TreepackError(
-                    f"select= takes paths of the tree, got {path!r}: is it {new!r}?"
-                )
+                raise TreepackError(f"{path!r} is a path of the file: is it {new!r} in the tree?")
 
     def _leave_out_short(self) -> None:
         """Leaves out stacks of which a damaged file may have lost the last arrays."""

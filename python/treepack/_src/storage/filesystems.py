@@ -138,7 +138,9 @@ class FileSystem(Locked, RemoteStore):
         except FileNotFoundError as error:
             *_, lowest = _layers(self._fs)
             if lowest is self._fs:
-                for near in difflib.get_close_matches(path, getattr(lowest, "store", ()), 1, 0):
+                folder, held = os.path.dirname(path), getattr(lowest, "store", ())  # noqa: PTH120
+                beside = [each for each in held if os.path.dirname(each) == folder]  # noqa: PTH120
+                for near in difflib.get_close_matches(path, beside, 1, 0.9 if beside[1:] else 0):
                     error.add_note(f"treepack: is it '{lowest.protocol}:/{near}'?")
                 raise
             return lowest.info(path)  # caches list the directory, which web servers do not
