@@ -194,7 +194,7 @@ def msgpack_serialize(
       ...     serialization.msgpack_serialize({"b": [1, 2.5], "a": None}))
       {'a': None, 'b': [1, 2.5]}
     """
-    check("in_place", in_place)
+    check("in_place", bool(in_place) if isinstance(in_place, int) else in_place)  # flax takes 1
     encoding = Encoding(align=align, sort_keys=not in_place, joined=True)
     return encoding.plain(pytree).to_bytes(threads=threads)
 
