@@ -25,7 +25,6 @@ import treepack
 import treepack._core as core
 from treepack import serialization
 from treepack._src.checkpoint.info import kind_text
-from treepack._src.pytree import prng as _prng
 from trees import record_of, sealed
 
 TREE: dict[str, Any] = {
@@ -124,7 +123,7 @@ def test_an_abstract_tree_is_the_same_opened_or_not() -> None:
         found = file.abstract()
         assert found["list"][0] == jax.ShapeDtypeStruct((2,), np.float64)
         assert found["list"][1]["x"].shape == (3,)
-    key = {_prng.MARKER: "no such", "data": np.zeros(2, np.uint32)}
+    key = {"__prng_key__": "no such", "data": np.zeros(2, np.uint32)}
     data = msgpack.packb({"key": key}, default=lambda it: msgpack.ExtType(1, _body(it)))
     with treepack.open(data) as file:
         found = file.abstract()["key"]
