@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import itertools
 import math
-from collections.abc import Callable, Iterator, KeysView, Mapping
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import Any, Never, Unpack
 
 import treepack._core as core
@@ -214,7 +214,15 @@ class Tree(Hinting, Mapping[str, Any]):
         """Returns the keys."""
         return _Keys(self)
 
-    items, values = advised(Mapping.items), advised(Mapping.values)
+    @advised
+    def items(self) -> ItemsView[str, Any]:
+        """Returns the keys with their values."""
+        return super().items()
+
+    @advised
+    def values(self) -> ValuesView[Any]:
+        """Returns the values."""
+        return super().values()
 
     def __len__(self) -> int:
         return len(self._catalog.children(self._place.value) or ())
