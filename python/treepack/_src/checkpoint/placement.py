@@ -22,6 +22,7 @@ from treepack._src.checkpoint.transfer import parts_of, transfer
 from treepack._src.elsewhere import check_parameters
 from treepack._src.interop import jax as _jax
 from treepack._src.interop import shardings
+from treepack._src.interop.modules import imported
 from treepack._src.options import Reading, Sharing
 from treepack._src.paths import Room, Trail
 from treepack._src.printable import printable
@@ -189,10 +190,11 @@ def _place(
     twins: list[tuple[Item, Item]] = []
     of_numpy = where is not None or reading.arrays == "jax"
     for item in items:
-        if _jax.is_abstract(item.target):
+        is_abstract = _jax.is_abstract(item.target)
+        if is_abstract:
             item.leaf = like_scalar(item.target, item.leaf)
         target, array = item.target, item.leaf
-        is_jax = _is_jax(item)
+        is_jax = _is_jax(item, is_abstract=is_abstract)
         if not is_jax and not (of_numpy and _may_be_jax(item)):
             continue
         recorded = shardings.fitting(item.place, array.shape)
@@ -228,7 +230,7 @@ def _place(
                 _check_integers(item.path, leaf, on_device)
                 if reading.cast != "overflow":
                     _check_floats(item.path, leaf, on_device)
-                if not _jax.is_abstract(item.target) and on_device.dtype != leaf.dtype:
+                if on_device.dtype != leaf.dtype and not _jax.is_abstract(item.target):
                     remedy = "arrays='numpy'" if where is None else "neither device= nor sharding="
                     raise TreepackError(
                         f"at {item.path}: JAX would convert {leaf.dtype.name} to "
@@ -268,12 +270,12 @@ def _is_weak(item: Item) -> bool:
     return bool(item.weak if item.target is None else getattr(item.target, "weak_type", False))
 
 
-def _is_jax(item: Item) -> bool:
+def _is_jax(item: Item, *, is_abstract: bool) -> bool:
     target, array = item.target, item.leaf
     if target is None and item.weak is not None:
         _check_array(item.path, array)
         return True
-    return _jax.is_abstract(target) and _is_array(array) and _can_be(target, array)
+    return is_abstract and _is_array(array) and _can_be(target, array)
 
 
 def _may_be_jax(item: Item) -> bool:
@@ -343,7 +345,8 @@ _HOST = (np.ndarray, LazyArray)
 
 
 def _check_array(path: Trail, value: Any) -> None:
-    _jax.needed(f"at {path}: a JAX array was saved", "pass arrays='numpy'")
+    if imported("jax") is None:
+        _jax.needed(f"at {path}: a JAX array was saved", "pass arrays='numpy'")
     if not _is_array(value):
         hint = " (perhaps a PRNG key of an unknown implementation)"
         raise DecodeError(

@@ -85,7 +85,7 @@ def signature(leaf: Any) -> Signature | None:
     if shape is None or dtype is None or isinstance(leaf, type):
         return None
     try:
-        if not _jax.is_extended(dtype):
+        if isinstance(dtype, np.dtype) or not _jax.is_extended(dtype):
             dtype = np.dtype(dtype)
             # Files are read in native byte order.
             dtype = dtype if dtype.isnative else dtype.newbyteorder("=")
@@ -127,7 +127,9 @@ def difference(
     if expected is not None and expected.dtype == np.dtype(object):
         return None
     if expected is not None and found is not None:
-        same = expected.shape == found.shape and _same_dtype(target, expected, found, strict, cast)
+        same = expected == found or (
+            expected.shape == found.shape and _same_dtype(target, expected, found, strict, cast)
+        )
     elif expected is not None:
         same = _is_of_kind(state, expected)
         if same and _as_array(state, expected) is None:
@@ -188,8 +190,6 @@ def _is_of_kind(number: Any, array: Signature) -> bool:
 def _same_dtype(
     target: Any, expected: Signature, found: Signature, strict: Strict, cast: bool
 ) -> bool:
-    if expected.dtype == found.dtype:
-        return True
     if cast and expected.kind == found.kind and expected.kind in ("float", "int"):
         return True
     if strict == "exact" or not _jax.is_abstract(target):
