@@ -199,9 +199,11 @@ class Checkpoints:
     def link_unchanged(self, full_every: int | None) -> None:
         self._linking = Linking(full_every)
 
-    def has_resumed(self, step: int) -> None:
+    def has_resumed(self, step: int, source: Checkpoints) -> None:
+        """Lets the next save link the files of a step that was resumed from a directory."""
         if self._linking is not None:
-            self._linking.resume(self.path(step))
+            is_linkable = source.folder.is_local == self.folder.is_local
+            self._linking.resume((source if is_linkable else self).path(step))
 
     def commit(self, step: int, options: StepOptions, *, sharded: bool, timeout: float) -> Commit:
         saved = Saved.of(options)

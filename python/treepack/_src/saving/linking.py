@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import time
 import weakref
 from collections import Counter
@@ -222,10 +223,12 @@ class Linking:
         Returns the numbers of the shards in them.
         """
         done: set[int] = set()
+        # Those of the other tier may be in another file system.
+        warns = os.path.dirname(last.path) == os.path.dirname(step.path)  # noqa: PTH120
         for name in last.worth_linking(parts, unchanged):
             directory.linked.add(name)
             with contextlib.suppress(OSError, NotImplementedError):  # then it is not linked
-                self._link(last.path / name, directory.file(name), durable=durable)
+                self._link(last.path / name, directory.file(name), warns, durable=durable)
                 numbers = [number for number, file in unchanged.items() if file == name]
                 done.update(numbers)
                 shards = [parts[number] for number in numbers]
@@ -233,7 +236,7 @@ class Linking:
                 step.add(last.files[name], shards, digests, last.sizes[name])
         return done
 
-    def _link(self, source: Address, target: Address, *, durable: bool) -> None:
+    def _link(self, source: Address, target: Address, warns: bool, *, durable: bool) -> None:
         try:
             source.link_to(target, durable=durable)
         except FileNotFoundError:
@@ -242,7 +245,7 @@ class Linking:
             if not source.is_local:
                 raise
             source.copy_to(target)
-            if not self._has_warned:
+            if warns and not self._has_warned:
                 self._has_warned = True
                 warn(
                     f"{target.shown} is a copy of an unchanged file, since it cannot be a hard "

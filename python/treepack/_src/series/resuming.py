@@ -22,6 +22,7 @@ _ATTEMPTS = 5
 class Loaded(NamedTuple):
     """A loaded checkpoint; `local` is the item of this process, or the list of all `saved`."""
 
+    checkpoints: Checkpoints
     step: int
     state: Any
     local: Any
@@ -129,14 +130,14 @@ class Resuming:
                 warn(f"step {step} is taken from {checkpoints.path(step).shown}: {error}")
         self.skipped = [pair for pair in self.skipped if pair[0] != step]
 
-    def _load(self, step: int, contents: Contents) -> Loaded:
+    def _load(self, checkpoints: Checkpoints, step: int, contents: Contents) -> Loaded:
         local, saved = contents.locals(self._index, self._count)
         is_alone = self._count == 1
         if self.is_verified and not is_alone:  # each process verifies a part
             contents.verify(self._index, self._count)
         verify, timeout = self.is_verified and is_alone, self.timeout
         state = contents.load(self.template, verify=verify, timeout=timeout, **self.options)
-        return Loaded(step, state, local, saved)
+        return Loaded(checkpoints, step, state, local, saved)
 
     def _lead(self) -> Loaded | None:
         def attempt(step: int, checkpoints: Checkpoints, is_directory: bool) -> Loaded:
@@ -163,7 +164,7 @@ class Resuming:
     def _read(self, step: int, checkpoints: Checkpoints, is_directory: bool) -> Loaded:
         return checkpoints.read(
             step,
-            functools.partial(self._load, step),
+            functools.partial(self._load, checkpoints, step),
             is_directory=is_directory,
             is_whole=self.is_verified or self.options.get("select") is None,
             mmap=self.mmap is not False if is_directory else bool(self.mmap),

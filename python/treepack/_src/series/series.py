@@ -277,7 +277,7 @@ class Series(Advising, lists="steps"):
         self.local = None if loaded is None else loaded.local
         if loaded is None:
             return None
-        self._first.has_resumed(loaded.step)
+        self._first.has_resumed(loaded.step, loaded.checkpoints)
         return loaded.step, loaded.state
 
     def steps(self) -> list[int]:
