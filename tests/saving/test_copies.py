@@ -157,7 +157,8 @@ def test_options_that_an_open_file_has_no_use_for() -> None:
             *(("base", {"a": 1}), ("metadata", {"a": 1})),
         ):
             options: Any = {name: given}
-            with pytest.raises(ValueError, match=f"{name}= does not apply to an open file"):
+            cure = r"leave it out, or save file\.load\(\)"
+            with pytest.raises(ValueError, match=f"{name}= does not apply to an open file: {cure}"):
                 treepack.save("copy", file, **options)
         with pytest.raises(ValueError, match="apply only to msgpack"):
             treepack.save("copy.npz", file, compress=True)
@@ -166,3 +167,44 @@ def test_options_that_an_open_file_has_no_use_for() -> None:
         with pytest.raises(ValueError, match=r"cannot write msgpack to a \.pt file"):
             treepack.save("copy.pt", file)
     assert {path.name for path in Path().iterdir()} == {"saved.treepack"}
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".npy"])
+@pytest.mark.parametrize("options", [{}, {"separator": "/"}, {"select": "a"}])
+def test_arrays_of_numpy_are_saved_from_an_open_file(suffix: str, options: Any) -> None:
+    """The error for a tree has a call that works."""
+    for tree in ({"a": {"w": np.ones(3)}}, np.ones(3), iter([("a/w", np.ones(3))])):
+        if "select" in options and not isinstance(tree, dict):
+            continue
+        with pytest.raises(ValueError, match=f"cannot write msgpack to a {suffix} file") as caught:
+            treepack.save(f"new{suffix}", tree, **options)
+        assert f"treepack.save('new{suffix}', file)" in str(caught.value)
+    assert not Path(f"new{suffix}").exists()
+    treepack.save("new.treepack", np.ones(3) if suffix == ".npy" else {"a": {"w": np.ones(3)}})
+    with treepack.open("new.treepack") as file:
+        treepack.save(f"new{suffix}", file)
+    if suffix == ".npy":
+        assert np.load("new.npy").tolist() == [1, 1, 1]
+        return
+    with np.load("new.npz") as archive:
+        assert archive["a.w"].tolist() == [1, 1, 1]
+
+
+def test_arrays_that_flax_cannot_read_are_not_written_for_it() -> None:
+    np.savez("a.npz", w=np.ones(3), s=np.array([(1, 2.5)], [("t", "i8"), ("v", "f4")]))
+    head = b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},'
+    head += b'"s":{"dtype":"F4","shape":[4],"data_offsets":[4,6]}}'
+    Path("a.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + bytes(6))
+    for name, dtype in (("a.npz", "NPY_packed"), ("a.safetensors", "F4_packed")):
+        treepack.save("ours.treepack", treepack.load(name))
+        with pytest.raises(TreepackError, match=f"at s: flax cannot read dtype {dtype}"):
+            treepack.save("new.msgpack", treepack.load(name))
+        for source in (name, "ours.treepack"):
+            with treepack.open(source) as file:
+                with pytest.raises(TreepackError, match=f"at s: flax cannot read dtype {dtype}"):
+                    treepack.save("new.msgpack", file)
+                treepack.save("new.msgpack", file, exclude="s")
+                treepack.save("copy.treepack", file)
+            flax_tree = flax.serialization.msgpack_restore(Path("new.msgpack").read_bytes())
+            assert [*flax_tree] == ["w"]
+            assert treepack.load("copy.treepack")["s"].dtype.metadata == {"treepack.packed": dtype}

@@ -90,11 +90,13 @@ def save(
         umask.
       tree: Any tree of dicts, lists, tuples, registered nodes and leaves. Or, for trees larger than
         memory, an iterator of pairs of a path and a leaf, which become nested dicts; their arrays
-        are spooled to a temporary file beside `path`. Or an open `File`, copied an array at a time
-        with its types and metadata, or a `Tree` of one, which becomes dicts; `.npz` and `.npy` get
-        its arrays, a file without a known suffix an index and a record if the old one has. Damage
-        is an error, except after `open(salvage=True)`: then the intact leaves are copied. Keep open
-        files open until `save` returns: their arrays are read last.
+        are spooled to a temporary file beside `path`; not to `.msgpack`, and without `background=`,
+        `sharded=` and `mapping=`. Or an open `File`, copied an array at a time with its types and
+        metadata, or a `Tree` of one, which becomes dicts. Only these can become `.npz` and `.npy`,
+        which get the arrays; a file without a known suffix gets an index and a record if the old
+        one has. They take no `background=`, `sharded=`, `base=` or `metadata=`: save `file.load()`
+        with these. Damage is an error, except after `open(salvage=True)`: then the intact leaves
+        are copied. Keep open files open until `save` returns: their arrays are read last.
       background: Whether to write in a thread, and return a `Saving` as soon as the program may
         change the tree: NumPy arrays are copied, arrays on accelerators fetched, and JAX arrays on
         CPU, which are immutable, referenced. The next save to this path and the exit of the program
@@ -129,8 +131,8 @@ def save(
         earlier saves are removed.
       max_shard_size: The maximum size of these files, in bytes or as `"500MB"` (powers of 1000); by
         default `"5GB"`. A larger array has its own file.
-      separator: For safetensors and npz: the text between keys in a name. `None` is a dot; for an
-        open npz that is saved as npz, its text.
+      separator: For safetensors, and npz of an open file: the text between keys in a name. `None`
+        is a dot; for an open npz that is saved as npz, its text.
       compress: `True` compresses with gzip. `None` does so if the file name ends with `.gz`, except
         in sharded saves. `"numbers"` compresses the exponents of floats: smaller and faster for
         weights, but only for treepack; see docs/guide.md.
@@ -202,6 +204,7 @@ def save(
     is_plain = place.has_flax_suffix
     if is_plain:
         check_plain(saved, is_whole=not isinstance(tree, Iterator))
+        Copy.check_for_flax(tree)
     if options.get("compress") is None:
         options["compress"] = not saved.sharded and compress
     writing = Writing.of(options)
@@ -323,7 +326,9 @@ def _copy(
         *(("base", saved.base is not None), ("metadata", saved.metadata is not None)),
     ):
         if given:
-            raise ValueError(f"{name}= does not apply to an open file: leave it out")
+            raise ValueError(
+                f"{name}= does not apply to an open file: leave it out, or save file.load()"
+            )
     progress = options.get("progress")
     format = formats.to_save(place, export, is_open=True)
     if format is not None:

@@ -186,7 +186,7 @@ def to_save(path: str, export: Export, *, is_open: bool = False) -> Format | Non
                 for each, kind in saved.items()
             )
         )
-    if export.separator is not None:
+    if export.separator is not None and of_suffix(path) is None:
         named = " and ".join(each.name for each in known() if each.separators)
         raise ValueError(
             f"separator= applies only to names in {named}: leave it out, or choose another suffix"

@@ -130,6 +130,16 @@ class Copy(NamedTuple):
                     "them out"
                 )
 
+    @staticmethod
+    def check_for_flax(tree: Any) -> None:
+        for parts, leaf in leaves_of(tree, ()):
+            is_array = isinstance(leaf, (Deferred, np.ndarray))
+            if is_array and _dtypes.is_packed(leaf.dtype) and leaf.dtype.metadata:
+                elements_of(leaf).read_range(0, min(leaf.nbytes, 1))  # may raise why
+                text = f"{printable(_paths.text(parts))}: flax cannot read dtype"
+                remedy = "leave it out with exclude=, or choose .treepack"
+                raise TreepackError(f"at {text} {_dtypes.shown(leaf.dtype)}: {remedy}")
+
     def references(self) -> dict[str, list[str]]:
         paths: dict[str, list[str]] = {}
 
@@ -156,6 +166,8 @@ class Copy(NamedTuple):
         writes them; other files have one if the source has.
         """
         is_ours = path.lower().removesuffix(".gz").endswith(".treepack")
+        if path.has_flax_suffix:
+            self.check_for_flax(self.tree)
         # Structs of flax reject unknown keys.
         is_described = not path.has_flax_suffix and (is_ours or self.described)
         if is_described and self.record is None:

@@ -229,10 +229,13 @@ class Address(str):
         others = [each for each in formats.known() if each.is_saved and each is not format]
         arrays = "".join(f", or {each.suffixes[0]} for arrays alone" for each in others)
         is_converted = format is not None and not format.is_saved
-        hint = ", and run `treepack convert` on it" if is_converted else ""
+        hint = (
+            ", and run `treepack convert` on it, or `with treepack.open(...) as file: "
+            f"treepack.save({self.shown!r}, file)`; or call numpy.savez or numpy.save"
+        )
         raise ValueError(
             f"{self.shown!r}: cannot write msgpack to a {suffix} file, which is for {library}: "
-            f"choose .treepack or .msgpack{arrays}{hint}"
+            f"choose .treepack or .msgpack{arrays}{hint if is_converted else ''}"
         )
 
     # Directories

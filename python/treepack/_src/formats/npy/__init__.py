@@ -94,7 +94,7 @@ class Npy(Format):
         arrays = dict(leaves)
         if [*arrays] != [()]:
             raise TreepackError(
-                "a .npy file has one array: get one by its path, or choose .npz for several"
+                "a .npy file has one array: get one (numpy.save(name, file[path])), or choose .npz"
             )
         _arrays.check_dtype(arrays[()], _paths.ROOT, self.name)
 
