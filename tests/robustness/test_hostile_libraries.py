@@ -74,7 +74,7 @@ def some_tree(draw: random.Random, depth: int = 0) -> Any:
 @functools.cache
 def types(step: int, fits: Callable[[type], bool] = libraries.is_node) -> dict[str, type]:
     """The types of libraries in each `step`th imported module, by their names in files."""
-    names = sorted(it for it in sys.modules if it.partition(".")[0] in libraries.LIBRARIES)
+    names = sorted(it for it in sys.modules if libraries.library_at(it) is not None)
     found = {}
     for name in names[::step]:
         for value in list(getattr(sys.modules[name], "__dict__", {}).values()):

@@ -10,7 +10,8 @@ use pyo3::prelude::*;
 
 use super::create::raised;
 #[cfg(unix)]
-use crate::base::pages::{GIVE_BACK, fresh_pages};
+use crate::base::pages::GIVE_BACK;
+use crate::base::pages::fresh_pages;
 use crate::base::raw::Uninit;
 
 /// The size from which huge pages pay.
