@@ -282,8 +282,8 @@ def test_one_array_becomes_npy() -> None:
     treepack.save("model", tree)
     call("get", "model", "params/w", "w.npy")
     np.testing.assert_array_equal(np.load("w.npy"), WEIGHT)
-    assert "choose .npz for several" in refused("get", "model", "params", "p.npy")
-    assert "choose .npz for several" in refused("convert", "model", "p.npy")
+    assert "or choose .npz" in refused("get", "model", "params", "p.npy")
+    assert "or choose .npz" in refused("convert", "model", "p.npy")
     assert "--dtype" in refused("get", "model", "params/h", "h.npy")
     call("get", "model", "params/h", "h.npy", "--dtype", "float32")
     assert np.load("h.npy").dtype == np.float32
