@@ -12,6 +12,7 @@ __all__ = [
     "CHUNKED_MARKER",
     "MAX_DEPTH",
     "RECORD_KEY",
+    "RECORD_MARK",
     "ROOT_KEY",
     "Catalog",
     "Class",
@@ -74,6 +75,9 @@ MAX_DEPTH: int
 
 RECORD_KEY: str
 """The key of the record in the top-level map."""
+
+RECORD_MARK: bytes
+"""The last bytes of an encoding that has a record."""
 
 ROOT_KEY: str
 """The key of a tree that is a single leaf, in the top-level map."""

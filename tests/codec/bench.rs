@@ -20,7 +20,7 @@ fn main() {
     divan::main();
 }
 
-/// What is compressed.
+/// The bytes to compress.
 #[derive(Debug, Clone, Copy)]
 enum Corpus {
     Bfloat16,
@@ -120,7 +120,7 @@ fn decompress_by<const THREADS: usize>(bencher: Bencher, corpus: Corpus, method:
     });
 }
 
-/// What Python's gzip would have written, which has no index.
+/// A stream of another program, without an index.
 #[divan::bench(args = CORPORA, sample_count = 5)]
 fn decompress_in_order(bencher: Bencher, corpus: Corpus) {
     let bytes = corpus.bytes(8 << 20);

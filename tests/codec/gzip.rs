@@ -14,7 +14,7 @@ use treepack_codec::base::watch::Watch;
 use treepack_codec::codec::gzip::{Indexed, Method, Stream, bound, compress};
 use treepack_codec::{Error, Result};
 
-use crate::streams::{BLOCK, by_index, check_ranges, in_order};
+use crate::streams::{BLOCK, by_index, check_ranges, damaged, in_order};
 
 fn gzip(data: &[u8], method: Method, threads: usize) -> Vec<u8> {
     let threads = NonZero::new(threads).unwrap();
@@ -209,13 +209,7 @@ proptest! {
     #[test]
     fn damage_is_noticed_and_harmless(at in any::<prop::sample::Index>(), flip in 1..=255_u8, cut in any::<bool>()) {
         let data = data(6 * BLOCK + 9)[4 * BLOCK..].to_vec();
-        let mut stream = gzip(&data, Method::Adaptive, 1);
-        let at = at.index(stream.len());
-        if cut {
-            stream.truncate(at);
-        } else {
-            stream[at] ^= flip;
-        }
+        let (stream, at) = damaged(gzip(&data, Method::Adaptive, 1), at, flip, cut);
         if let Some(found) = by_index(&stream, 1) {
             prop_assert!(found == data);
         }

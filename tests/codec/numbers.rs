@@ -8,33 +8,14 @@
 )]
 
 use std::num::NonZero;
-use std::ops::Range;
 use std::sync::LazyLock;
 
 use proptest::prelude::*;
-use treepack_codec::base::raw::{RawBytes, Uninit};
-use treepack_codec::base::source::Source;
+use treepack_codec::Error;
 use treepack_codec::codec::gzip::{Indexed, Method, Stream, bound, compress};
-use treepack_codec::{Error, Result};
 
-use crate::streams::{BLOCK, by_index, check_ranges, in_order};
-
-/// Bytes whose elements begin after a header.
-struct Content<'a>(&'a [u8], usize);
-
-impl Source for Content<'_> {
-    fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
-        RawBytes::from(self.0).read_at(offset, target)
-    }
-
-    fn phase(&self, range: Range<usize>) -> usize {
-        self.1.wrapping_sub(range.start) % 8
-    }
-}
+use crate::content::Content;
+use crate::streams::{BLOCK, by_index, check_ranges, damaged, in_order};
 
 fn numbers(data: &[u8], header: usize, threads: usize) -> Vec<u8> {
     let threads = NonZero::new(threads).unwrap();
@@ -229,13 +210,7 @@ proptest! {
     #[test]
     fn damage_is_noticed_and_harmless(at in any::<prop::sample::Index>(), flip in 1..=255_u8, cut in any::<bool>()) {
         let data = MIXED[2 * BLOCK + 100_000..6 * BLOCK].to_vec();
-        let mut stream = numbers(&data, 0, 1);
-        let at = at.index(stream.len());
-        if cut {
-            stream.truncate(at);
-        } else {
-            stream[at] ^= flip;
-        }
+        let (stream, at) = damaged(numbers(&data, 0, 1), at, flip, cut);
         if let Some(found) = by_index(&stream, 1) {
             prop_assert!(found == data);
         }

@@ -3,6 +3,7 @@
 use std::mem::MaybeUninit;
 use std::num::NonZero;
 
+use proptest::prelude::prop::sample::Index;
 use treepack_codec::Result;
 use treepack_codec::base::source::Source as _;
 use treepack_codec::codec::gzip::{Indexed, Stream};
@@ -27,6 +28,17 @@ pub fn by_index(stream: &[u8], threads: usize) -> Option<Vec<u8>> {
     assert!(indexed.damage().is_none());
     assert!(indexed.read(0..indexed.len()).unwrap() == whole);
     Some(whole.to_vec())
+}
+
+/// Cuts a stream off at a place, or flips bits there; returns the place, too.
+pub fn damaged(mut stream: Vec<u8>, at: Index, flip: u8, cut: bool) -> (Vec<u8>, usize) {
+    let at = at.index(stream.len());
+    if cut {
+        stream.truncate(at);
+    } else {
+        stream[at] ^= flip;
+    }
+    (stream, at)
 }
 
 /// Compares ranges of more than nine blocks with those of the data.

@@ -1,5 +1,6 @@
 //! The codec against other libraries, and by properties.
 
+mod content;
 mod gzip;
 mod numbers;
 mod streams;

@@ -52,11 +52,21 @@ _PACKED = "treepack.packed"
 _PACKED_NAME = re.compile(r"[A-Z]{1,10}\d{0,9}(?:_E\dM\d(?:FN)?(?:UZ)?)?_packed")
 
 
+_has_packed = False
+
+
+def has_packed() -> bool:
+    """Returns whether this process has made a dtype by `packed`; else no array has one."""
+    return _has_packed
+
+
 def packed(name: str) -> np.dtype:
     """Returns a dtype of bytes for arrays of safetensors and npz that no array of a tree can hold.
 
     Elements have 4 or 6 bits, or are structures, or there are more dimensions than NumPy's.
     """
+    global _has_packed
+    _has_packed = True
     return np.dtype((np.void, 1), metadata={_PACKED: name})
 
 

@@ -8,7 +8,7 @@ use treepack_codec::base::pages::Pages;
 use treepack_codec::base::source::Source;
 use treepack_codec::codec::gzip::{Indexed, Stream};
 
-use super::compressing::Content;
+use super::content::Content;
 use super::frame::{Frame, NUMBERS};
 use super::{Noise, threads};
 

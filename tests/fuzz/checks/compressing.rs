@@ -2,34 +2,15 @@
 //! is not the core's.
 
 use std::mem::MaybeUninit;
-use std::ops::Range;
 
-use treepack_codec::Result;
-use treepack_codec::base::raw::{RawBytes, Uninit};
-use treepack_codec::base::source::Source;
+use treepack_codec::base::source::Source as _;
 use treepack_codec::codec::gzip::{Indexed, Method, Stream, bound, compress};
 
+use super::content::Content;
 use super::frame::{Block, Frame, elements};
 use super::{Noise, threads};
 
 const BLOCK: usize = 256 << 10;
-
-/// Bytes that are no memory, with a number of headers before their elements.
-pub struct Content<'a>(pub &'a [u8], pub usize);
-
-impl Source for Content<'_> {
-    fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    fn read_at<'t>(&self, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
-        RawBytes::from(self.0).read_at(offset, target)
-    }
-
-    fn phase(&self, range: Range<usize>) -> usize {
-        self.1.wrapping_sub(range.start) % 8
-    }
-}
 
 /// The stream of these bytes, of which the first ones are headers.
 pub fn stream_of(data: &[u8], headers: usize, method: Method, count: usize) -> Vec<u8> {

@@ -10,6 +10,8 @@
 
 pub mod codec;
 pub mod compressing;
+#[path = "../../codec/content.rs"]
+pub mod content;
 pub mod files;
 pub mod frame;
 pub mod headers;

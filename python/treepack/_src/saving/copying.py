@@ -132,7 +132,8 @@ class Copy(NamedTuple):
 
     @staticmethod
     def check_for_flax(tree: Any) -> None:
-        for parts, leaf in leaves_of(tree, ()):
+        # A walk takes as long as a save of small arrays.
+        for parts, leaf in leaves_of(tree, ()) if _dtypes.has_packed() else ():
             is_array = isinstance(leaf, (Deferred, np.ndarray))
             if is_array and _dtypes.is_packed(leaf.dtype) and leaf.dtype.metadata:
                 elements_of(leaf).read_range(0, min(leaf.nbytes, 1))  # may raise why

@@ -223,7 +223,7 @@ class Linking:
         Returns the numbers of the shards in them.
         """
         done: set[int] = set()
-        # Those of the other tier may be in another file system.
+        # The two tiers may be in different file systems, so copies between them are no surprise.
         warns = os.path.dirname(last.path) == os.path.dirname(step.path)  # noqa: PTH120
         for name in last.worth_linking(parts, unchanged):
             directory.linked.add(name)

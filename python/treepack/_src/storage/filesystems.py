@@ -103,6 +103,18 @@ def _layers(fs: Any) -> Iterator[Any]:
         yield fs
 
 
+def _near(path: str, held: Any) -> str | None:
+    """Returns a similar name in the same folder of a system that holds its files in a dict."""
+    if not isinstance(held, dict) or len(held) > _MOST_NAMES:
+        return None
+    folder = os.path.dirname(path)  # noqa: PTH120
+    beside = [each for each in held if os.path.dirname(each) == folder]  # noqa: PTH120
+    return next(iter(difflib.get_close_matches(path, beside, 1, 0.9 if beside[1:] else 0)), None)
+
+
+# Limits the search, which each missing file takes.
+_MOST_NAMES = 1000
+
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -138,9 +150,7 @@ class FileSystem(Locked, RemoteStore):
         except FileNotFoundError as error:
             *_, lowest = _layers(self._fs)
             if lowest is self._fs:
-                folder, held = os.path.dirname(path), getattr(lowest, "store", ())  # noqa: PTH120
-                beside = [each for each in held if os.path.dirname(each) == folder]  # noqa: PTH120
-                for near in difflib.get_close_matches(path, beside, 1, 0.9 if beside[1:] else 0):
+                if near := _near(path, getattr(lowest, "store", None)):
                     error.add_note(f"treepack: is it '{lowest.protocol}:/{near}'?")
                 raise
             return lowest.info(path)  # caches list the directory, which web servers do not
