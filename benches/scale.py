@@ -24,9 +24,10 @@ import numpy as np
 
 import treepack
 import treepack._core as core
-from treepack._src.checkpoint import shards
 from treepack._src.saving.directory import LocalDirectory
 from treepack._src.saving.layout import Encoding
+from treepack._src.sharded.files import MANIFEST
+from treepack._src.sharded.plan import _split
 
 LEAVES = 500
 DEVICES_PER_HOST = 4
@@ -63,7 +64,7 @@ def seconds(work: Callable[[], Any], runs: int = 3) -> tuple[float, Any]:
     """Returns the median time of some work, and its result."""
     times = []
     for _ in range(runs):
-        shards._split.cache_clear()
+        _split.cache_clear()
         start = time.perf_counter()
         result = work()
         times.append(time.perf_counter() - start)
@@ -77,7 +78,7 @@ def plan(hosts: int, replicas: int) -> tuple[float, core.ShardPlan]:
     shape = (len(devices), 1024)
 
     def work() -> core.ShardPlan:
-        counts, holders = shards._split(sharding, shape)
+        counts, holders = _split(sharding, shape)
         made = core.ShardPlan([(counts, 0, 4096, False)] * LEAVES, [holders])
         assert made.checksum >= 0
         return made
@@ -122,7 +123,7 @@ def reading_all(folder: Path, files: int = 8, leaves: int = 10) -> tuple[int, fl
     holders = [[row // per_file] for row in range(rows)]
     plan = core.ShardPlan([([rows, 1], 0, 32, False)] * leaves, [holders])
     data = core.Manifest.planned(layout, plan).with_files(written)
-    (folder / shards.MANIFEST).write_bytes(data)
+    (folder / MANIFEST).write_bytes(data)
 
     def find() -> None:
         with treepack.open(folder) as file:

@@ -28,7 +28,7 @@ ROOMS = [
         "_src.storage",
     ),
     *("_src.pytree", "_src.registry", "_src.restore", "_src.hooks", "_src.mapping"),
-    "_src.checkpoint",
+    *("_src.readers", "_src.sharded", "_src.placing", "_src.checkpoint"),
     *(
         "_src.saving",
         "_src.formats",
@@ -206,9 +206,10 @@ def given_by(room: str) -> set[str]:
 
 
 FACES = {
-    **{"_src.arrays": 9, "_src.storage": 17, "_src.mapping": 10, "_src.checkpoint": 33},
+    **{"_src.arrays": 9, "_src.storage": 17, "_src.mapping": 10, "_src.checkpoint": 14},
     **{"_src.registry": 18, "_src.restore": 12, "_src.saving": 17, "_src.runs": 9},
     **{"_src.series": 4, "_src.pytree": 31, "_src.interop": 14, "_src.processes": 4},
+    **{"_src.readers": 24, "_src.sharded": 14, "_src.placing": 5},
 }
 
 

@@ -20,9 +20,7 @@ from treepack._src.api.files import load, save
 from treepack._src.api.streams import read_stream, write_stream
 from treepack._src.api.structure import abstract, is_checkpoint, read_metadata
 from treepack._src.checkpoint.file import File, Tree, open
-from treepack._src.checkpoint.info import Info
 from treepack._src.checkpoint.mapped import Mapping
-from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.checkpoint.verify import Verification, verify
 from treepack._src.elsewhere import MODULE
 from treepack._src.options import (
@@ -33,6 +31,8 @@ from treepack._src.options import (
     StorageOptions,
     Strict,
 )
+from treepack._src.readers.info import Info
+from treepack._src.readers.reader import LazyArray
 from treepack._src.registry.register import register_dataclass, register_namedtuple, register_node
 from treepack._src.registry.register_tree import register_tree
 from treepack._src.registry.static import register_auxdata, register_function

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import treepack
-from treepack._src.checkpoint import casting
 from treepack._src.dtypes import is_float
 from treepack._src.options import Reading
+from treepack._src.placing import casting
 from trees import ML_DTYPES, NUMPY_DTYPES, example_array
 
 DTYPES = [dtype for dtype in NUMPY_DTYPES + ML_DTYPES if dtype.char not in "gG"]

@@ -22,7 +22,7 @@ import tiers
 import treepack
 import treepack._core as core
 from treepack import serialization
-from treepack._src.checkpoint.shards import MANIFEST
+from treepack._src.sharded.files import MANIFEST
 from trees import record_of, sealed
 
 

@@ -24,7 +24,7 @@ import rich.console
 import treepack
 import treepack._core as core
 from treepack import serialization
-from treepack._src.checkpoint.info import kind_text
+from treepack._src.readers.info import kind_text
 from trees import record_of, sealed
 
 TREE: dict[str, Any] = {

@@ -21,7 +21,9 @@ from support import processes, s3
 START = """
 import json, os, re, signal, sys, time
 from pathlib import Path
-from treepack._src.checkpoint import placement, replicas, transfer
+from treepack._src.placing import placement
+from treepack._src.placing import replicas
+from treepack._src.placing import transfer
 
 def mesh(*shape, devices=None):
     devices = np.array(jax.devices() if devices is None else devices)

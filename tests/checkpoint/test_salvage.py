@@ -31,9 +31,9 @@ import treepack
 import treepack._core as core
 from commands import call
 from treepack import serialization
-from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.formats.safetensors.header import INDEX
 from treepack._src.saving import sharded
+from treepack._src.sharded.files import MANIFEST
 
 SECTOR = 512
 

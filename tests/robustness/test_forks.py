@@ -16,7 +16,7 @@ import treepack
 HELD = """
 import os, signal, sys, threading, warnings
 import numpy as np, treepack
-from treepack._src.checkpoint import sharded as reading
+from treepack._src.sharded import reading
 
 warnings.simplefilter("ignore")
 signal.alarm(60)  # which kills the parent if it waits for ever, and below the child

@@ -14,7 +14,7 @@ import pytest
 import processes
 import treepack
 from programs import SAVE, TREE
-from treepack._src.checkpoint import shards
+from treepack._src.sharded.files import MANIFEST
 
 # Processes are killed at random while they save, again and again.
 
@@ -63,7 +63,7 @@ def test_the_last_checkpoint_is_whole_whatever_is_killed(tmp_path: Path) -> None
             for line in (line + "\n" + output).split("\n")
             if line.startswith("saved")
         ]
-        if not path.exists() or (not committed and not (path / shards.MANIFEST).exists()):
+        if not path.exists() or (not committed and not (path / MANIFEST).exists()):
             continue
         found = treepack.load(path, arrays="numpy")
         step = found["step"]

@@ -18,7 +18,7 @@ from jax._src.lib import guard_lib
 import treepack
 from commands import call
 from treepack import serialization
-from treepack._src.checkpoint import placement
+from treepack._src.placing import placement
 from treepack._src.pytree import leaves, prng
 
 DEVICES = np.array(jax.devices())

@@ -42,13 +42,14 @@ import treepack
 import treepack._core as core
 from programs import SAVE, TREE
 from tiers import examples
-from treepack._src.checkpoint import boxes as reading
-from treepack._src.checkpoint import placement as _placement
-from treepack._src.checkpoint import sharded, shards
-from treepack._src.checkpoint.reader import boxes_of
+from treepack._src.placing import placement as _placement
+from treepack._src.readers import boxes as reading
+from treepack._src.readers.reader import boxes_of
 from treepack._src.saving import directory, lease
 from treepack._src.saving import sharded as writing
 from treepack._src.saving.layout import Encoding
+from treepack._src.sharded.files import MANIFEST
+from treepack._src.sharded.reading import ShardedReader
 from treepack._src.storage import filesystems
 from treepack._src.storage.address import Address
 from trees import DTYPES, example_array, record_of, sealed
@@ -468,11 +469,11 @@ def test_pointers_of_git_lfs_say_so(checkpoint: Path) -> None:
 
 
 def test_directories_other_than_checkpoints_are_described(checkpoint: Path, tmp_path: Path) -> None:
-    (checkpoint / shards.MANIFEST).unlink()
+    (checkpoint / MANIFEST).unlink()
     for use in (treepack.load, treepack.open, treepack.verify, treepack.abstract):
         with pytest.raises(treepack.DecodeError, match=r"has no manifest\.treepack"):
             use(checkpoint)
-    (checkpoint / shards.MANIFEST).write_bytes(b"something else, of some length")
+    (checkpoint / MANIFEST).write_bytes(b"something else, of some length")
     with pytest.raises(treepack.DecodeError, match="the manifest is damaged"):
         treepack.load(checkpoint)
     with pytest.raises(OSError, match=r"exists|directory"):
@@ -519,7 +520,7 @@ def sealed_manifest(record: Any) -> bytes:
 
 def change_manifest(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Changes the record of a manifest, and its checksum with it."""
-    manifest = path / shards.MANIFEST
+    manifest = path / MANIFEST
     record = msgpack.unpackb(manifest.read_bytes()[:-12])
     change(record)
     manifest.write_bytes(sealed_manifest(record))
@@ -562,7 +563,7 @@ def test_nothing_but_arrays_is_in_gaps(tmp_path: Path) -> None:
         }
         folder = tmp_path / skeleton.hex()
         folder.mkdir()
-        (folder / shards.MANIFEST).write_bytes(sealed_manifest(record))
+        (folder / MANIFEST).write_bytes(sealed_manifest(record))
     processes.run(LITTLE_MEMORY, 1, *tmp_path.iterdir())
 
 
@@ -612,7 +613,7 @@ def test_max_size_is_for_all_that_is_decompressed(tmp_path: Path) -> None:
     for compress in (False, True):
         path = tmp_path / str(compress)
         treepack.save(path, tree, sharded=True, compress=compress)
-        skeleton = core.Manifest.decode((path / shards.MANIFEST).read_bytes()).inflated
+        skeleton = core.Manifest.decode((path / MANIFEST).read_bytes()).inflated
         for options in ({}, {"select": "w"}, {"target": tree}):
             with pytest.raises(treepack.TreepackError, match=f"exceeds max_size={skeleton - 1}"):
                 treepack.load(path, max_size=skeleton - 1, **options)
@@ -681,7 +682,7 @@ def test_shards_and_manifests_are_regular_files(checkpoint: Path, kind: str, mma
     with pytest.raises(treepack.CorruptionError, match="is not a regular file"):
         np.asarray(array)
     assert "is not a regular file" in (treepack.verify(checkpoint).damage or "")
-    manifest = checkpoint / shards.MANIFEST
+    manifest = checkpoint / MANIFEST
     manifest.unlink()
     KINDS_OF_FILES[kind](manifest)
     for use in (treepack.load, treepack.open, treepack.abstract):
@@ -760,7 +761,7 @@ def many_files(path: Path, rows: np.ndarray) -> None:
     holders = [[at] for at in range(len(rows))]
     plan = core.ShardPlan([([len(rows), 1], 0, 1, False)], [holders])
     data = core.Manifest.planned(whole, plan).with_files(files)
-    (path / shards.MANIFEST).write_bytes(data)
+    (path / MANIFEST).write_bytes(data)
 
 
 @pytest.mark.campaign
@@ -802,7 +803,7 @@ def test_keys_of_an_unknown_implementation_are_as_those_of_a_file(
 
 
 def test_files_elsewhere_are_not_opened(checkpoint: Path) -> None:
-    manifest = checkpoint / shards.MANIFEST
+    manifest = checkpoint / MANIFEST
     read = core.Manifest.decode(manifest.read_bytes())
     for name in ("../other.treepack", "/etc/passwd", "..", "", "a\0b"):
         manifest.write_bytes(read.with_files([(name, 1, 1) for _ in read.files]))
@@ -925,7 +926,7 @@ def test_at_a_store_old_files_go(monkeypatch: pytest.MonkeyPatch) -> None:
             save_to(url, 2)
     assert value_in(url) == 2
     treepack.save(url, {"step": 1}, sharded=True)  # without shards
-    assert [it.name for it in Address.of(url).entries()] == [shards.MANIFEST]
+    assert [it.name for it in Address.of(url).entries()] == [MANIFEST]
 
 
 def test_temporary_files_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -> None:
@@ -991,7 +992,7 @@ treepack.save(args[0], tree, sharded=True)
 """
     )
     processes.run(program, 1, tmp_path / "checkpoint", devices=8)
-    assert (tmp_path / "checkpoint" / shards.MANIFEST).stat().st_size <= 64 * 200 * 12
+    assert (tmp_path / "checkpoint" / MANIFEST).stat().st_size <= 64 * 200 * 12
 
 
 def writers(arrays: list[tuple[int, list[tuple[int, ...]]]]) -> list[list[int]]:
@@ -1653,7 +1654,7 @@ def test_a_checkpoint_that_is_saved_again_while_it_is_read(
     with pytest.raises(treepack.CorruptionError, match="replaced by another save: open it again"):
         np.asarray(file["params/w"])
     # Who loads begins again by himself.
-    before = sharded.ShardedReader._checked
+    before = ShardedReader._checked
     again = iter(range(2, 32))
 
     def checked(self: Any, *args: Any) -> Any:
@@ -1662,7 +1663,7 @@ def test_a_checkpoint_that_is_saved_again_while_it_is_read(
             treepack.save(checkpoint, {"w": jnp.full(3, value)}, sharded=True)
         return before(self, *args)
 
-    monkeypatch.setattr(sharded.ShardedReader, "_checked", checked)
+    monkeypatch.setattr(ShardedReader, "_checked", checked)
     assert treepack.load(checkpoint)["w"].tolist() == [31, 31, 31]
     for options in ({"verify": True}, {"on_corrupt": "skip"}):
         again = iter([4, 5])

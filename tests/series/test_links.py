@@ -24,8 +24,9 @@ import tiers
 import treepack
 import treepack._core as core
 from treepack import Keep, Series
-from treepack._src.checkpoint import shards
 from treepack._src.saving import linking, sharded
+from treepack._src.sharded.files import MANIFEST
+from treepack._src.sharded.plan import plan_of
 from treepack._src.storage.address import Address
 
 FROZEN = {"a": np.arange(20_000.0), "b": np.ones((300, 20), np.float32)}
@@ -68,7 +69,7 @@ def test_unchanged_leaves_are_written_once(tmp_path: Path, background: bool) -> 
     for step in range(4):
         run.save(step, state(step), background=background, local={"seen": step})
     run.wait()
-    (shared,) = {it for it in files(run, 0) if it != shards.MANIFEST}
+    (shared,) = {it for it in files(run, 0) if it != MANIFEST}
     inode = files(run, 0)[shared].st_ino
     for step in range(4):
         assert files(run, step)[shared].st_ino == inode
@@ -238,14 +239,14 @@ def test_files_are_copied_where_links_fail(
     for step in range(3):
         check(run, step, state(step))
         assert all(stat.st_nlink == 1 for stat in files(run, step).values())
-    assert files(run, 0).keys() & files(run, 2).keys() > {shards.MANIFEST}
+    assert files(run, 0).keys() & files(run, 2).keys() > {MANIFEST}
 
 
 def test_a_damaged_file_harms_all_steps_that_share_it(tmp_path: Path) -> None:
     run = Series(tmp_path, unchanged="link", full_every=3)
     for step in range(6):
         run.save(step, state(step))
-    (name,) = {*files(run, 3)} - {shards.MANIFEST}
+    (name,) = {*files(run, 3)} - {MANIFEST}
     with (Path(run.path(4)) / name).open("r+b") as file:
         file.seek(50_000)
         file.write(b"damage")
@@ -265,7 +266,7 @@ def test_a_step_is_salvaged_without_its_manifest(tmp_path: Path) -> None:
     run = Series(tmp_path, unchanged="link")
     for step in range(4):
         run.save(step, state(step))
-    damaged = Path(run.path(3)) / shards.MANIFEST
+    damaged = Path(run.path(3)) / MANIFEST
     data = damaged.read_bytes()
     for content in (None, data[:-3], data[: len(data) // 2]):
         damaged.unlink(missing_ok=True)
@@ -308,7 +309,7 @@ def test_both_tiers_have_links(tmp_path: Path, background: bool) -> None:
 
     for step in range(3):
         save(step)
-    (shared,) = {it for it in files(run, 0) if it != shards.MANIFEST}
+    (shared,) = {it for it in files(run, 0) if it != MANIFEST}
     assert files(run, 2)[shared].st_nlink == 3
     assert max(added(run, step) for step in (1, 2)) < 10_000
     assert (fast / "step_2" / shared).stat().st_nlink == 1  # the older ones are removed
@@ -332,7 +333,7 @@ def test_damage_in_the_fast_tier_is_not_copied(tmp_path: Path) -> None:
     for step in range(2):
         run.save(step, state(step))
         run.wait()
-    (shared,) = {it for it in files(run, 0) if it != shards.MANIFEST}
+    (shared,) = {it for it in files(run, 0) if it != MANIFEST}
     content = bytearray((fast / "step_1" / shared).read_bytes())
     content[len(content) // 2] ^= 1
     (fast / "step_1" / shared).write_bytes(content)
@@ -406,8 +407,8 @@ def test_a_long_run_takes_at_most_twice_the_bytes_that_are_alive(
 
 def names_in(path: str) -> set[str]:
     """Returns the names of the files of a step."""
-    manifest = core.Manifest.decode((Path(path) / shards.MANIFEST).read_bytes())
-    return {shards.MANIFEST, *(name for name, _, _ in manifest.files)}
+    manifest = core.Manifest.decode((Path(path) / MANIFEST).read_bytes())
+    return {MANIFEST, *(name for name, _, _ in manifest.files)}
 
 
 SAVES = """
@@ -448,7 +449,7 @@ def test_processes_link_their_own_files(tmp_path: Path, block: int) -> None:
         processes.run(SAVES, count, tmp_path, first, block, devices=devices)
 
     save(0, 2, 2)  # four devices, as all that follow
-    shared = {name for name in files(run, 0) if name != shards.MANIFEST}
+    shared = {name for name in files(run, 0) if name != MANIFEST}
     assert len(shared) == 2
     save(3, 2, 2)
     save(6, 1, 4)  # which has the shards of both
@@ -536,7 +537,7 @@ def test_only_blocks_of_rows_that_changed_are_written(
     across = NamedSharding(mesh, P(None if rows % 2 else "y", "x"))
     loaded = treepack.load(run.path(step), {"buffer": template["buffer"], "at": 0}, sharding=across)
     assert same(loaded, tree)
-    (Path(run.path(step)) / shards.MANIFEST).unlink()
+    (Path(run.path(step)) / MANIFEST).unlink()
     with treepack.open(run.path(step), salvage=True) as file:
         assert np.array_equal(file["buffer"][:], saved[step])
 
@@ -553,7 +554,7 @@ def test_without_a_file_and_the_manifest_no_replaced_shard_is_read(
         run.save(step, {"buffer": buffer, "other": other})
     copy = tmp_path / "copy"
     shutil.copytree(run.path(2), copy)
-    (copy / shards.MANIFEST).unlink()
+    (copy / MANIFEST).unlink()
     with treepack.open(copy, salvage=True) as file:
         assert same(dict(file.leaves()), {"buffer": buffer, "other": other})
     middle = {*files(run, 1)} & {*files(run, 2)} - {*files(run, 0)}
@@ -589,7 +590,7 @@ def test_blocks_of_rows_have_one_size(shape: Any, sharding: Any, expected: Any) 
     layout = core.walk(
         array, state_dict=True, align=1, max_chunk_size=2**30, structure=True, hollow=True
     )
-    manifest = core.Manifest.planned(layout, shards.plan_of([array], 4000))
+    manifest = core.Manifest.planned(layout, plan_of([array], 4000))
     assert manifest.grid(0) == ([*expected], isinstance(array, np.ndarray))
 
 

@@ -92,7 +92,7 @@ SUBSCRIBES = (
     STATE
     + """
 from jax.experimental.multihost_utils import sync_global_devices
-from treepack._src.checkpoint import placement
+from treepack._src.placing import placement
 groups, together = [], placement.together
 
 def counted(members, timeout):

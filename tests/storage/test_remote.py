@@ -26,7 +26,7 @@ import tiers
 import treepack
 from support import servers
 from treepack import serialization
-from treepack._src.checkpoint import reader
+from treepack._src.readers import reader
 from treepack._src.storage import filesystems, remote
 from treepack._src.storage.address import Address
 from treepack._src.storage.urls import Url

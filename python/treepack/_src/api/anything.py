@@ -19,10 +19,10 @@ from treepack._src import paths as _paths
 from treepack._src.api.streams import read_stream
 from treepack._src.calls import mode_of
 from treepack._src.checkpoint.file import File, open
-from treepack._src.checkpoint.laid import layout_of
-from treepack._src.checkpoint.reader import Reader
 from treepack._src.formats import SEPARATOR
 from treepack._src.options import Opening, Progress
+from treepack._src.readers.laid import layout_of
+from treepack._src.readers.reader import Reader
 from treepack._src.saving.layout import base_of
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Opened, content_of

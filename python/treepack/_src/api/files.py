@@ -13,7 +13,6 @@ from treepack._src.api import digest as _digest
 from treepack._src.api.streams import spooled
 from treepack._src.checkpoint.file import File, Tree
 from treepack._src.checkpoint.load import load_file
-from treepack._src.checkpoint.reader import Reader
 from treepack._src.checkpoint.select import chosen
 from treepack._src.formats import SEPARATOR, Format, Leaves, Write
 from treepack._src.formats.exchange import Alone, exchange_of, room_of
@@ -34,6 +33,7 @@ from treepack._src.options import (
     check_plain,
     takes,
 )
+from treepack._src.readers.reader import Reader
 from treepack._src.registry.nodes import Recorder
 from treepack._src.restore.report import Report
 from treepack._src.saving.background import OneByOne, Saving

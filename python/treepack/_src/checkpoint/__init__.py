@@ -1,1 +1,1 @@
-"""Files and directories that are read in parts."""
+"""Checkpoints of any form, opened, loaded and verified."""

@@ -12,12 +12,9 @@ import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import formats
 from treepack._src import paths as _paths
-from treepack._src.checkpoint.info import Info, levels, totals
 from treepack._src.checkpoint.load import load_part
 from treepack._src.checkpoint.mapped import MappedReader
 from treepack._src.checkpoint.opening import open_reader
-from treepack._src.checkpoint.placement import sharing
-from treepack._src.checkpoint.reader import Place, Reader, dtype_and_shape
 from treepack._src.checkpoint.whole import warn_of_unused
 from treepack._src.elsewhere import Hinting, advised, read_only, unknown_option
 from treepack._src.mapping.leaves import Leaf
@@ -34,6 +31,7 @@ from treepack._src.options import (
     check,
     takes,
 )
+from treepack._src.placing.placement import sharing
 from treepack._src.printable import (
     MOST_ROWS,
     cells,
@@ -45,6 +43,8 @@ from treepack._src.printable import (
     size_text,
     warn,
 )
+from treepack._src.readers.info import Info, levels, totals
+from treepack._src.readers.reader import Place, Reader, dtype_and_shape
 from treepack._src.registry.static import metadata_in
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Openable, Opened

@@ -11,15 +11,9 @@ from typing import Any, NamedTuple
 import treepack._core as core
 from treepack._src import formats
 from treepack._src import paths as _paths
-from treepack._src.checkpoint.casting import cast_floats
 from treepack._src.checkpoint.mapped import MappedReader, mapped
 from treepack._src.checkpoint.opening import open_reader
-from treepack._src.checkpoint.placement import converter, sharing
-from treepack._src.checkpoint.reader import Place, Reader, StayLazy, lacking
-from treepack._src.checkpoint.replicas import Together
 from treepack._src.checkpoint.select import Selector, compiled, nothing_left
-from treepack._src.checkpoint.sharded import unless_replaced
-from treepack._src.checkpoint.shards import warn_of_part
 from treepack._src.checkpoint.whole import noticed, restore_described
 from treepack._src.interop import jax as _jax
 from treepack._src.mapping.plan import Fault
@@ -33,14 +27,20 @@ from treepack._src.options import (
     progress_bar,
 )
 from treepack._src.paths import Room, Trail
+from treepack._src.placing.casting import cast_floats
+from treepack._src.placing.placement import converter, sharing
+from treepack._src.placing.replicas import Together
 from treepack._src.printable import printable, warn
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.pytree.state_dict import leaves_of
+from treepack._src.readers.reader import Place, Reader, StayLazy, lacking
 from treepack._src.registry.code import check_is_tree
 from treepack._src.restore.compare import signature
 from treepack._src.restore.record import assembled
 from treepack._src.restore.report import ABSENT, Coverage
 from treepack._src.restore.template import restore_part
+from treepack._src.sharded.files import warn_of_part
+from treepack._src.sharded.reading import unless_replaced
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Openable, content_of
 from treepack._src.storage.naming import naming

@@ -20,17 +20,7 @@ import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.arrays.deferred import Computed
-from treepack._src.checkpoint.boxed import BoxedArray, aligned
-from treepack._src.checkpoint.laid import layout_of
 from treepack._src.checkpoint.opening import open_reader
-from treepack._src.checkpoint.reader import (
-    LazyArray,
-    Place,
-    Reader,
-    StayLazy,
-    Verified,
-    dtype_and_shape,
-)
 from treepack._src.elsewhere import advised
 from treepack._src.mapping.leaves import Leaf, check_equal
 from treepack._src.mapping.moving import Made, RowBlocks, Source
@@ -39,6 +29,16 @@ from treepack._src.mapping.ruleset import Rest, Rules, RuleSet
 from treepack._src.options import Reading, Status, Tell
 from treepack._src.printable import printable, shortened, warn
 from treepack._src.pytree.state_dict import leaves_of
+from treepack._src.readers.boxed import BoxedArray, aligned
+from treepack._src.readers.laid import layout_of
+from treepack._src.readers.reader import (
+    LazyArray,
+    Place,
+    Reader,
+    StayLazy,
+    Verified,
+    dtype_and_shape,
+)
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Openable, Opened, is_source
 from treepack._src.storage.fetch import RemoteRange, fetching

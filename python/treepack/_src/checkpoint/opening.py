@@ -7,12 +7,12 @@ from typing import Any, Literal, cast
 
 import treepack._core as core
 from treepack._src import formats
-from treepack._src.checkpoint.alone import ShardsReader
-from treepack._src.checkpoint.reader import Reader
-from treepack._src.checkpoint.sharded import ShardedReader
-from treepack._src.checkpoint.shards import FILE, MANIFEST
 from treepack._src.formats import Format
 from treepack._src.options import check
+from treepack._src.readers.reader import Reader
+from treepack._src.sharded.alone import ShardsReader
+from treepack._src.sharded.files import FILE, MANIFEST
+from treepack._src.sharded.reading import ShardedReader
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Openable, Opened
 from treepack.errors import (

@@ -8,9 +8,9 @@ from typing import Any
 
 import treepack._core as core
 from treepack._src import paths as _paths
-from treepack._src.checkpoint.casting import cast_floats
-from treepack._src.checkpoint.placement import converter, device_leaves
 from treepack._src.options import Buffer, BytesReading, Reading
+from treepack._src.placing.casting import cast_floats
+from treepack._src.placing.placement import converter, device_leaves
 from treepack._src.printable import printable, shortened, warn
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.registry.code import check_is_tree

@@ -6,7 +6,7 @@
     process 0        commits ──▶ end, or an error ──▶ all
 
 Processes that load agree in the same way before each batch of arrays is sent over the devices
-(`checkpoint/replicas.py`). Messages use the key-value store of `jax.distributed`, which works
+(`placing/replicas.py`). Messages use the key-value store of `jax.distributed`, which works
 without devices, so in the background.
 """
 

@@ -17,17 +17,17 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from treepack._src.api.bytes import dumps, loads
-from treepack._src.checkpoint.boxes import DAMAGE
 from treepack._src.checkpoint.file import File
 from treepack._src.checkpoint.load import unsummed
 from treepack._src.checkpoint.opening import open_regular
-from treepack._src.checkpoint.reader import Reader
-from treepack._src.checkpoint.sharded import ShardedReader
 from treepack._src.interop import jax as _jax
 from treepack._src.options import Saved
 from treepack._src.printable import short_repr
+from treepack._src.readers.boxes import DAMAGE
+from treepack._src.readers.reader import Reader
 from treepack._src.registry.static import metadata_in
 from treepack._src.runs.steps import read_at
+from treepack._src.sharded.reading import ShardedReader
 from treepack._src.storage.address import Address
 from treepack.errors import (
     CorruptionError,

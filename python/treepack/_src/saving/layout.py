@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import File, Tree
-from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.options import Saved, Static, Writing
 from treepack._src.printable import short_repr, warn
 from treepack._src.pytree.handlers import overridden
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.pytree.state_dict import leaves_of
+from treepack._src.readers.reader import LazyArray
 from treepack._src.registry.code import is_code
 from treepack._src.registry.definitions import plain_parts
 from treepack._src.registry.nodes import Recorder

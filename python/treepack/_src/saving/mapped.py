@@ -14,7 +14,6 @@ import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.arrays.deferred import Deferred, Held
 from treepack._src.arrays.memory import copy
-from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.checkpoint.select import ends_of
 from treepack._src.formats import Leaves
 from treepack._src.interop import jax as _jax
@@ -26,6 +25,7 @@ from treepack._src.mapping.ruleset import RuleSet
 from treepack._src.printable import printable, shortened, warn
 from treepack._src.pytree.leaves import Transfer
 from treepack._src.pytree.state_dict import leaves_of
+from treepack._src.readers.reader import LazyArray
 
 
 def mapped_leaves(tree: Any, mapping: Any, *, snapshot: bool) -> Leaves:

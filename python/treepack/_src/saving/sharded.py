@@ -17,7 +17,6 @@ from typing import Any
 
 import treepack._core as core
 from treepack._src import paths as _paths
-from treepack._src.checkpoint.shards import ShardFile, plan_of, save_of, start_of
 from treepack._src.interop import jax as _jax
 from treepack._src.options import Progress, Saved, Writing
 from treepack._src.processes.group import Group, Message
@@ -41,6 +40,8 @@ from treepack._src.saving.linking import (
     parts_of,
     probes_of,
 )
+from treepack._src.sharded.files import ShardFile, save_of
+from treepack._src.sharded.plan import plan_of, start_of
 from treepack._src.storage.address import Address
 from treepack.errors import TreepackError
 

@@ -11,10 +11,10 @@ import numpy as np
 import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.arrays.deferred import Held, InContent
-from treepack._src.checkpoint.laid import Unchecked, layout_of
 from treepack._src.formats import Format, Leaves, Write
 from treepack._src.formats import numpy_arrays as _arrays
 from treepack._src.options import Export, Progress, Writing
+from treepack._src.readers.laid import Unchecked, layout_of
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Openable, Opened
 from treepack.errors import DecodeError, TreepackError

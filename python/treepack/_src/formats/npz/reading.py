@@ -10,14 +10,14 @@ from typing import Any
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
-from treepack._src.checkpoint.laid import layout_of
-from treepack._src.checkpoint.reader import Reader, Verified
 from treepack._src.formats import SEPARATOR
 from treepack._src.formats.named import nested
 from treepack._src.formats.npz.archive import Packed, Refused, Stored, read_npz
 from treepack._src.formats.npz.walk import walked
 from treepack._src.options import Status, Tell
 from treepack._src.pytree.state_dict import leaves_of
+from treepack._src.readers.laid import layout_of
+from treepack._src.readers.reader import Reader, Verified
 from treepack._src.storage.content import Openable, Opened
 from treepack.errors import SALVAGE_ADVICE, CorruptionError, DecodeError
 

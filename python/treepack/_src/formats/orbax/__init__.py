@@ -6,10 +6,10 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from treepack._src.checkpoint.sharded import ShardedReader
 from treepack._src.formats import Format, Look
 from treepack._src.formats.orbax.finding import item_in, items_in, step_item
 from treepack._src.formats.orbax.reading import OrbaxReader
+from treepack._src.sharded.reading import ShardedReader
 from treepack._src.storage.address import Address
 
 

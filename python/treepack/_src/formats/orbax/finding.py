@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.formats import Look
 from treepack._src.printable import printable
+from treepack._src.sharded.files import MANIFEST
 from treepack._src.storage.address import Address
 from treepack.errors import NoManifestError
 

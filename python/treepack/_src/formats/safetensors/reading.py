@@ -19,9 +19,6 @@ from typing import Any
 import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.calls import mode_of
-from treepack._src.checkpoint.laid import Unchecked
-from treepack._src.checkpoint.reader import Place, Reader, StayLazy
-from treepack._src.checkpoint.sharded import ShardedReader
 from treepack._src.formats import SEPARATOR
 from treepack._src.formats.safetensors.header import (
     INDEX,
@@ -32,7 +29,10 @@ from treepack._src.formats.safetensors.header import (
 )
 from treepack._src.options import Reading
 from treepack._src.printable import printable
+from treepack._src.readers.laid import Unchecked
+from treepack._src.readers.reader import Place, Reader, StayLazy
 from treepack._src.restore.report import ABSENT
+from treepack._src.sharded.reading import ShardedReader
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Openable, Opened
 from treepack._src.storage.foreign import substitute

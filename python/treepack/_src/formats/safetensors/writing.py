@@ -25,7 +25,6 @@ import numpy as np
 import treepack._core as core
 from treepack._core import Class
 from treepack._src import paths as _paths
-from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.formats.exchange import (
     ARRAYS,
     Alone,
@@ -51,6 +50,7 @@ from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.registry.code import is_code
 from treepack._src.saving.directory import warn_of_kept
 from treepack._src.saving.lease import Permit
+from treepack._src.sharded.files import MANIFEST
 from treepack._src.storage.address import Address
 from treepack.errors import BusyError, CorruptionError, TreepackError, UnserializableLeafError
 

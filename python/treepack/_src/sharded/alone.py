@@ -19,11 +19,11 @@ import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.arrays.deferred import Computed
-from treepack._src.checkpoint.boxes import ShardedArray
-from treepack._src.checkpoint.laid import layout_of
-from treepack._src.checkpoint.reader import LazyArray, Reader
-from treepack._src.checkpoint.sharded import ShardedReader
-from treepack._src.checkpoint.shards import FILE, MANIFEST, ShardFile, save_of
+from treepack._src.readers.boxes import ShardedArray
+from treepack._src.readers.laid import layout_of
+from treepack._src.readers.reader import LazyArray, Reader
+from treepack._src.sharded.files import FILE, MANIFEST, ShardFile, save_of
+from treepack._src.sharded.reading import ShardedReader
 from treepack._src.storage.content import Openable
 from treepack.errors import CorruptionError, DecodeError, TreepackError
 

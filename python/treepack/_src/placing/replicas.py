@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treepack._src.checkpoint.boxes import Box, ShardedArray
-from treepack._src.checkpoint.casting import Item, Replicas, index_key
-from treepack._src.checkpoint.sharded import ReplacedError
-from treepack._src.checkpoint.shards import division, readers_of
 from treepack._src.interop import jax as _jax
+from treepack._src.placing.casting import Item, Replicas, index_key
 from treepack._src.processes.group import Group, Message, check_not_forked
+from treepack._src.readers.boxes import Box, ShardedArray
+from treepack._src.sharded.plan import division, readers_of
+from treepack._src.sharded.reading import ReplacedError
 from treepack.errors import OthersError
 
 if TYPE_CHECKING:

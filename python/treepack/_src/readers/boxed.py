@@ -12,7 +12,7 @@ import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src.arrays.deferred import Computed
 from treepack._src.arrays.memory import copy
-from treepack._src.checkpoint.reader import Bounds, LazyArray
+from treepack._src.readers.reader import Bounds, LazyArray
 from treepack._src.storage.fetch import RemoteRange
 
 ALIGN = 64

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import treepack._core as core
-from treepack._src.checkpoint.reader import Reader, Verified
 from treepack._src.options import Status, Tell
+from treepack._src.readers.reader import Reader, Verified
 
 # As MAX_CHUNK_SIZE of flax: longer arrays have no form in one piece.
 _CHUNK_BYTES = 2**30

@@ -1,87 +1,18 @@
-"""Assigns the shards of arrays to the processes that write them."""
+"""Assigns the shards of arrays to the processes that write or read them."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import math
-import os
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 import treepack._core as core
-from treepack._src.checkpoint.info import totals
-from treepack._src.checkpoint.reader import dtype_and_shape
 from treepack._src.interop import jax as _jax
-from treepack._src.printable import printable, warn
-from treepack._src.registry.static import metadata_in
-from treepack._src.storage.address import Address
 from treepack.errors import TreepackError
-
-# The name of the manifest, which makes a directory a checkpoint.
-MANIFEST = "manifest.treepack"
-
-DIGEST_BYTES = 16
-
-# The names of files with shards.
-NAME = r"[0-9a-f]{8}-\d{5,}\.treepack"
-FILE = re.compile(NAME)
-
-# The name of the first file of a process, with its number; further files have longer names.
-_FILE_OF = re.compile(r"[0-9a-f]{8}-(\d{5,9})\.treepack")
-
-
-def save_of(name: str) -> str:
-    """Returns the random start of a file's name, shared by all files that one save writes."""
-    return name.partition("-")[0]
-
-
-def process_of(name: str) -> int:
-    """Returns the number of the process that has written a file; -1 if its name has none."""
-    match = _FILE_OF.fullmatch(name)
-    return -1 if match is None else int(match[1])
-
-
-class ShardFile:
-    """A file with shards; `about` are its metadata: of its process, and of the save."""
-
-    def __init__(self, catalog: core.Catalog):
-        self._catalog = catalog
-        about = metadata_in(catalog.record)
-        self.about: dict[str, Any] = about if isinstance(about, dict) else {}
-
-    @property
-    def nbytes(self) -> int:
-        return totals(self._catalog, 0)[1]
-
-    def digests(self) -> dict[str, bytes]:
-        record = self._catalog.record
-        leaves = [path for path, _ in self._catalog.leaves(0)]
-        stored = None if record is None else core.record_digests(record)
-        if stored is None or len(stored) != DIGEST_BYTES * len(leaves):
-            return {}
-        starts = range(0, len(stored), DIGEST_BYTES)
-        return {
-            path: stored[at : at + DIGEST_BYTES] for path, at in zip(leaves, starts, strict=True)
-        }
-
-    def shards(self) -> Iterator[tuple[str, tuple[str, tuple[int, ...]], bytes]]:
-        digests = self.digests()
-        for path, value in self._catalog.leaves(0) if digests else ():
-            yield path, dtype_and_shape(self._catalog.leaf(value)[1]), digests[path]
-
-
-def warn_of_part(source: Any) -> None:
-    """Warns of a path that is one file of a sharded checkpoint: it has parts of arrays."""
-    if isinstance(source, Address) and FILE.fullmatch(os.path.basename(source)):  # noqa: PTH119
-        warn(
-            f"{printable(source.shown)!r} is one file of a sharded checkpoint, with parts of its "
-            "arrays: pass its directory, or if the manifest is lost treepack.open(directory, "
-            "salvage=True)"
-        )
 
 
 def plan_of(arrays: Iterable[Any], block: int | None = None) -> core.ShardPlan:

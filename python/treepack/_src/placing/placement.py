@@ -14,20 +14,20 @@ import numpy as np
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
-from treepack._src.checkpoint.boxes import ShardedArray, expect, find
-from treepack._src.checkpoint.casting import Item, cast_items, index_key
-from treepack._src.checkpoint.reader import LazyArray
-from treepack._src.checkpoint.replicas import Together, share, together
-from treepack._src.checkpoint.transfer import parts_of, transfer
 from treepack._src.elsewhere import check_parameters
 from treepack._src.interop import jax as _jax
 from treepack._src.interop import shardings
 from treepack._src.interop.modules import imported
 from treepack._src.options import Reading, Sharing
 from treepack._src.paths import Room, Trail
+from treepack._src.placing.casting import Item, cast_items, index_key
+from treepack._src.placing.replicas import Together, share, together
+from treepack._src.placing.transfer import parts_of, transfer
 from treepack._src.printable import printable
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.pytree.state_dict import leaves_of
+from treepack._src.readers.boxes import ShardedArray, expect, find
+from treepack._src.readers.reader import LazyArray
 from treepack._src.restore.compare import like_scalar
 from treepack.errors import DecodeError, TreepackError
 

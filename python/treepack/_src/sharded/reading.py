@@ -20,8 +20,11 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import paths as _paths
-from treepack._src.checkpoint.boxes import DAMAGE, Files, ShardedArray, find, ranges_of
-from treepack._src.checkpoint.reader import (
+from treepack._src.forks import Locked
+from treepack._src.options import Reading, Status, Tell, tell_from
+from treepack._src.pytree.prng import Key
+from treepack._src.readers.boxes import DAMAGE, Files, ShardedArray, find, ranges_of
+from treepack._src.readers.reader import (
     DAMAGED_REST,
     LazyArray,
     Place,
@@ -29,16 +32,7 @@ from treepack._src.checkpoint.reader import (
     StayLazy,
     Verified,
 )
-from treepack._src.checkpoint.shards import (
-    DIGEST_BYTES,
-    MANIFEST,
-    ShardFile,
-    process_of,
-    save_of,
-)
-from treepack._src.forks import Locked
-from treepack._src.options import Reading, Status, Tell, tell_from
-from treepack._src.pytree.prng import Key
+from treepack._src.sharded.files import DIGEST_BYTES, MANIFEST, ShardFile, process_of, save_of
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Opened
 from treepack._src.storage.fetch import fetching

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import treepack._core as core
-from treepack._src.checkpoint.boxed import BoxedArray
-from treepack._src.checkpoint.boxes import Box, ranges_of, reading
-from treepack._src.checkpoint.casting import Item, index_key
-from treepack._src.checkpoint.reader import LazyArray
-from treepack._src.checkpoint.replicas import BATCH_BYTES, Together, shard_bytes, spread
 from treepack._src.interop import jax as _jax
 from treepack._src.paths import Trail
+from treepack._src.placing.casting import Item, index_key
+from treepack._src.placing.replicas import BATCH_BYTES, Together, shard_bytes, spread
+from treepack._src.readers.boxed import BoxedArray
+from treepack._src.readers.boxes import Box, ranges_of, reading
+from treepack._src.readers.reader import LazyArray
 from treepack._src.storage.fetch import fetching
 from treepack.errors import TreepackError
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
-from treepack._src.checkpoint.reader import Reader, dtype_and_shape
 from treepack._src.printable import count_text, kind_text
+from treepack._src.readers.reader import Reader, dtype_and_shape
 
 
 class Info(NamedTuple):

@@ -21,10 +21,10 @@ from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src import tasks as _tasks
 from treepack._src.arrays.memory import memory_of
-from treepack._src.checkpoint.boxed import ALIGN, BoxedArray, aligned, blocks
-from treepack._src.checkpoint.reader import Bounds, LazyArray, Reader, bounds_of
 from treepack._src.options import Status
 from treepack._src.paths import Trail
+from treepack._src.readers.boxed import ALIGN, BoxedArray, aligned, blocks
+from treepack._src.readers.reader import Bounds, LazyArray, Reader, bounds_of
 from treepack._src.storage.fetch import RemoteRange, fetching
 from treepack._src.storage.naming import naming
 from treepack.errors import (

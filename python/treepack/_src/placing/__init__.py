@@ -1,0 +1,1 @@
+"""Casts loaded arrays, and places them in host memory or on devices."""

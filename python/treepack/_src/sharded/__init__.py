@@ -1,0 +1,1 @@
+"""Directories of sharded checkpoints: files, plan of shards, readers."""
