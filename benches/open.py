@@ -22,7 +22,7 @@ import safetensors
 import safetensors.numpy
 
 import treepack
-from treepack._src.saving.layout import Encoding
+from treepack._src.layouts.layout import Encoding
 
 RUNS = 7
 

@@ -24,8 +24,8 @@ import numpy as np
 
 import treepack
 import treepack._core as core
-from treepack._src.saving.directory import LocalDirectory
-from treepack._src.saving.layout import Encoding
+from treepack._src.claims.directory import LocalDirectory
+from treepack._src.layouts.layout import Encoding
 from treepack._src.sharded.files import MANIFEST
 from treepack._src.sharded.plan import _split
 

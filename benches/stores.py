@@ -35,9 +35,9 @@ from obstore.store import from_url
 import treepack
 import treepack._core as core
 from treepack import serialization
+from treepack._src.claims.directory import Directory, Written, file_name
+from treepack._src.layouts.layout import Encoding
 from treepack._src.readers.boxes import find, ranges_of, reading
-from treepack._src.saving.directory import Directory, Written, file_name
-from treepack._src.saving.layout import Encoding
 from treepack._src.storage.address import Address
 from treepack._src.storage.fetch import fetching
 

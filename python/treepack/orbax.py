@@ -45,8 +45,8 @@ from treepack import (
     serialization,
 )
 from treepack._src import paths as _paths
+from treepack._src.leaves.references import reference_text
 from treepack._src.options import Saved, WriteOptions, Writing, takes
-from treepack._src.pytree.references import reference_text
 from treepack._src.registry.code import check_is_tree
 from treepack._src.saving.sharded import ShardedWrite
 from treepack._src.storage.address import Address

@@ -17,6 +17,7 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src.interop import flax
+from treepack._src.layouts.layout import Encoding, state_layout
 from treepack._src.options import (
     Buffer,
     Compress,
@@ -41,7 +42,6 @@ from treepack._src.restore.record import take
 from treepack._src.restore.session import current_path
 from treepack._src.restore.template import from_state_dict, restore_encoded
 from treepack._src.saving.background import OneByOne, Saving
-from treepack._src.saving.layout import Encoding, state_layout
 from treepack._src.storage.address import Address, Location
 from treepack._src.storage.content import check_is_bytes, content_of
 from treepack._src.storage.naming import naming

@@ -5,7 +5,7 @@ use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple, PyT
 
 use super::hooks::Hooks;
 
-/// The kinds that `classify` in `_src/pytree/leaves.py` distinguishes.
+/// The kinds that `classify` in `_src/leaves/leaves.py` distinguishes.
 #[pyclass(
     eq,
     frozen,

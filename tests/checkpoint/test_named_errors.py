@@ -24,7 +24,7 @@ from upath import UPath
 import treepack
 from treepack import checkpoints, orbax, serialization
 from treepack._src.api.anything import open_anything
-from treepack._src.saving.copying import Copy
+from treepack._src.layouts.copying import Copy
 from trees import record_of, sealed
 
 TREE = {"w": np.arange(3000.0), "b": {"c": np.zeros(7), "step": 3}}

@@ -31,7 +31,7 @@ OTHERS = {
     "_src/elsewhere.py": "hints at names that users of Orbax try",
     "_src/interop/libraries.py": "the libraries whose types are read by name",
     "_src/interop/msgpack.py": "a code of Orbax in flax's format",
-    "_src/pytree/references.py": "references in flax's format, as Orbax and T5X write them",
+    "_src/leaves/references.py": "references in flax's format, as Orbax and T5X write them",
     "checkpoints/__init__.py": "parameters and constants of flax's API",
     "checkpoints/_names.py": "unfinished steps of Orbax's managers, which treepack.orbax fills",
     "checkpoints/_orbax.py": "checkpointers that programs pass",

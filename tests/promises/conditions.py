@@ -17,7 +17,7 @@ from unittest import mock
 
 import jax
 
-from treepack._src.saving import lease
+from treepack._src.claims import lease
 
 VALUE, ERROR, EITHER = "the value", "an error", "the value or an error"
 ANYTHING = "no crash"  # of verbs that do not promise to notice damage

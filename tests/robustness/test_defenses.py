@@ -29,7 +29,7 @@ import treepack
 import treepack._core as core
 from treepack import serialization
 from treepack._src import dtypes as _dtypes
-from treepack._src.pytree import prng as _prng
+from treepack._src.leaves import prng as _prng
 from trees import assert_same
 
 # Memory of others

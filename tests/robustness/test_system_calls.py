@@ -31,7 +31,7 @@ from commands import COMMAND
 from exported import doubling
 from traced import Disk, ask, is_traced, run, write_state
 from treepack import _cli, checkpoints, serialization
-from treepack._src.saving.lease import BusyError
+from treepack._src.claims.lease import BusyError
 
 OLD: Any = {"w": np.arange(3000.0), "n": 3}
 NEW: Any = {"w": np.arange(3000.0) + 1, "n": 4}

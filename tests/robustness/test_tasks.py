@@ -15,8 +15,8 @@ import pytest
 
 import treepack
 from treepack._src import tasks as _tasks
+from treepack._src.claims import lease
 from treepack._src.saving import background as _background
-from treepack._src.saving import lease
 from waiting import HANG_S, in_time
 
 

@@ -18,12 +18,12 @@ import pytest
 
 import treepack
 from treepack import serialization
+from treepack._src.claims.directory import RemoteDirectory, interrupted
 from treepack._src.processes.group import Group, _Rounds
 from treepack._src.pytree import handlers
 from treepack._src.pytree.containers import NAMEDTUPLE
 from treepack._src.registry import names, nodes, unregistered
 from treepack._src.runs.versions import Versions
-from treepack._src.saving.directory import RemoteDirectory, interrupted
 from treepack._src.series import publishing
 from treepack._src.storage.address import Address
 

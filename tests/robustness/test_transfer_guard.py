@@ -18,8 +18,8 @@ from jax._src.lib import guard_lib
 import treepack
 from commands import call
 from treepack import serialization
+from treepack._src.leaves import leaves, prng
 from treepack._src.placing import placement
-from treepack._src.pytree import leaves, prng
 
 DEVICES = np.array(jax.devices())
 SPLIT = jax.sharding.NamedSharding(jax.sharding.Mesh(DEVICES, "x"), jax.P("x"))

@@ -562,7 +562,7 @@ def handler():
             saving.result()
         assert value() == -1
 
-saving = ("saving/directory.py", "saving/lease.py", "saving/sharded.py")
+saving = ("claims/directory.py", "claims/lease.py", "saving/sharded.py")
 waiting = ("saving/background.py", "_src/tasks.py", "checkpoints/_manager.py", "threading.py",
            "futures/_base.py", "futures/thread.py")
 at_each_step(saving if kind.startswith("sharded") else waiting, work, handler, int(calls))

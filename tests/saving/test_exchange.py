@@ -26,7 +26,7 @@ def end(*error):  # the shutdown of JAX would wait for the other process
     os._exit(1)
 
 sys.excepthook = end
-from treepack._src.saving import mapped
+from treepack._src.layouts import mapped
 from treepack._src.storage.address import Address
 
 mesh = Mesh(np.array(jax.devices()).reshape(2, -1), ("x", "y"))
@@ -318,7 +318,7 @@ def test_a_mapping_of_a_directory_of_one_process(tmp_path: Path, background: boo
 BUSY = (
     TREE
     + """
-from treepack._src.saving.lease import Permit
+from treepack._src.claims.lease import Permit
 import contextlib
 path = pathlib.Path(args[0])
 is_held = index == 0 and path.suffix == ""

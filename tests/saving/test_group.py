@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from treepack import TreepackError
+from treepack._src.claims.directory import Written
 from treepack._src.interop import jax as _jax
 from treepack._src.processes import group as groups
 from treepack._src.processes.group import Group, Message
-from treepack._src.saving.directory import Written
 from waiting import HANG_S
 
 

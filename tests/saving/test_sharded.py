@@ -42,12 +42,12 @@ import treepack
 import treepack._core as core
 from programs import SAVE, TREE
 from tiers import examples
+from treepack._src.claims import directory, lease
+from treepack._src.layouts.layout import Encoding
 from treepack._src.placing import placement as _placement
 from treepack._src.readers import boxes as reading
 from treepack._src.readers.reader import boxes_of
-from treepack._src.saving import directory, lease
 from treepack._src.saving import sharded as writing
-from treepack._src.saving.layout import Encoding
 from treepack._src.sharded.files import MANIFEST
 from treepack._src.sharded.reading import ShardedReader
 from treepack._src.storage import filesystems
@@ -796,7 +796,7 @@ def test_an_index_that_has_an_array_where_there_is_none(checkpoint: Path) -> Non
 def test_keys_of_an_unknown_implementation_are_as_those_of_a_file(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("treepack._src.pytree.prng.Key.wrapped", lambda _: None)
+    monkeypatch.setattr("treepack._src.leaves.prng.Key.wrapped", lambda _: None)
     found = treepack.open(saved)["key"]
     assert found.keys() == {"__prng_key__", "data"}
     assert found["data"].tolist() == jax.random.key_data(jax.random.key(7)).tolist()

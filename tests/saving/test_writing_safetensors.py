@@ -24,8 +24,8 @@ import tiers
 import treepack
 from commands import call, refused
 from treepack import TreepackError, UnserializableLeafError
+from treepack._src.claims import lease
 from treepack._src.formats.safetensors import writing as saving
-from treepack._src.saving import lease
 from treepack._src.storage.address import Address
 
 INDEX = "model.safetensors.index.json"

@@ -533,7 +533,7 @@ def test_the_program_may_go_to_another_directory(
 
 BUSY = """
 import sys, treepack
-from treepack._src.saving.lease import BusyError
+from treepack._src.claims.lease import BusyError
 try:
     treepack.Series(sys.argv[1]).save(9, {"w": 1})
 except BusyError as error:

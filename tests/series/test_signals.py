@@ -57,7 +57,7 @@ def works(step):
     work(step)
 
 files = ("series/series.py", "series/writing.py", "runs/steps.py", "saving/background.py",
-         "saving/checkpoints.py", "_src/tasks.py", "saving/lease.py", "saving/directory.py")
+         "saving/checkpoints.py", "_src/tasks.py", "claims/lease.py", "claims/directory.py")
 fast = ("series/fast.py", *files)
 files = {"sharded": files[:3], "fast": fast}.get(kind, files)
 at_each_step(files, works, handler, 1 if nightly else 19)

@@ -13,8 +13,8 @@ from treepack._cli import output, piped
 from treepack._cli.listing import ANY_FILE, FILE, MAX_SIZE, PATH, SEP, flag, opened
 from treepack._cli.maps import MAP
 from treepack._src import formats
+from treepack._src.layouts.copying import Copy
 from treepack._src.printable import size_text
-from treepack._src.saving.copying import Copy
 from treepack._src.storage.urls import shown
 
 TARGET = Annotated[

@@ -11,11 +11,11 @@ from __future__ import annotations
 from treepack._src.dtypes import described as dtype
 from treepack._src.interop import msgpack as _msgpack
 from treepack._src.interop import shardings as _shardings
+from treepack._src.leaves.leaves import Transfer as transfer  # noqa: N813
+from treepack._src.leaves.leaves import abstract_array, classify, explain, is_abstract_array
+from treepack._src.leaves.prng import Key as key  # noqa: N813
 from treepack._src.paths import Trail as trail  # noqa: N813
 from treepack._src.printable import printable
-from treepack._src.pytree.leaves import Transfer as transfer  # noqa: N813
-from treepack._src.pytree.leaves import abstract_array, classify, explain, is_abstract_array
-from treepack._src.pytree.prng import Key as key  # noqa: N813
 from treepack._src.pytree.state_dict import expand
 from treepack._src.registry.fixed_fields import fixed_fields
 from treepack._src.registry.inert import is_key

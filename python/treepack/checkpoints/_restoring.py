@@ -9,7 +9,7 @@ from typing import Any
 from treepack import serialization
 from treepack._src.api.files import load
 from treepack._src.interop import flax
-from treepack._src.pytree.references import flax_references
+from treepack._src.leaves.references import flax_references
 from treepack._src.runs.steps import CheckpointEntry
 from treepack._src.storage.address import Location
 from treepack.checkpoints._orbax import is_of_orbax, restore_by_orbax

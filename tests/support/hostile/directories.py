@@ -28,8 +28,8 @@ from hostile.changes import (
 from hostile.files import KEY
 from treepack import serialization
 from treepack._src import paths as _paths
+from treepack._src.layouts.layout import Encoding
 from treepack._src.options import Compress
-from treepack._src.saving.layout import Encoding
 from treepack._src.saving.sharded import _array_paths
 from treepack._src.sharded.files import MANIFEST
 from trees import record_of

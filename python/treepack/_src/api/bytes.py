@@ -10,6 +10,7 @@ import treepack._core as core
 from treepack._src.checkpoint.select import chosen
 from treepack._src.checkpoint.whole import restore_described, restore_message
 from treepack._src.elsewhere import advised, unknown_option
+from treepack._src.layouts.layout import Encoding, base_of, state_layout
 from treepack._src.options import (
     SMALL,
     Buffer,
@@ -24,7 +25,6 @@ from treepack._src.options import (
     progress_bar,
     takes,
 )
-from treepack._src.saving.layout import Encoding, base_of, state_layout
 from treepack._src.storage.content import check_is_bytes, content_of
 from treepack.errors import TreepackError
 

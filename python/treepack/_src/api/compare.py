@@ -15,11 +15,11 @@ from treepack._src.api.bytes import dumps
 from treepack._src.api.digest import check_is_one
 from treepack._src.checkpoint.file import Tree, open
 from treepack._src.elsewhere import Hinting, advised
+from treepack._src.leaves.prng import Key
 from treepack._src.mapping.leaves import Leaf
 from treepack._src.options import check
 from treepack._src.paths import Room, join, parts, text
 from treepack._src.printable import MOST_ROWS, count_text, kind_text, path_end, printable
-from treepack._src.pytree.prng import Key
 from treepack._src.readers.reader import LazyArray
 from treepack._src.readers.statistics import pairs
 from treepack._src.storage.address import Address

@@ -15,11 +15,11 @@ from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import File, Tree, open
 from treepack._src.elsewhere import Advising, advised
+from treepack._src.layouts.layout import Encoding
+from treepack._src.leaves.prng import Key
 from treepack._src.options import StorageOptions
 from treepack._src.printable import printable, shortened
-from treepack._src.pytree.prng import Key
 from treepack._src.readers.reader import LazyArray, Reader
-from treepack._src.saving.layout import Encoding
 from treepack._src.sharded.reading import unless_replaced
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Opened, is_source

@@ -17,6 +17,9 @@ from treepack._src.checkpoint.select import chosen
 from treepack._src.formats import SEPARATOR, Format, Leaves, Write
 from treepack._src.formats.exchange import Alone, exchange_of, room_of
 from treepack._src.formats.named import named, nested
+from treepack._src.layouts.copying import Copy
+from treepack._src.layouts.layout import Encoding, base_of, state_layout
+from treepack._src.layouts.mapped import mapped_leaves
 from treepack._src.options import (
     Export,
     LoadOptions,
@@ -37,9 +40,6 @@ from treepack._src.readers.reader import Reader
 from treepack._src.registry.nodes import Recorder
 from treepack._src.restore.report import Report
 from treepack._src.saving.background import OneByOne, Saving
-from treepack._src.saving.copying import Copy
-from treepack._src.saving.layout import Encoding, base_of, state_layout
-from treepack._src.saving.mapped import mapped_leaves
 from treepack._src.saving.sharded import is_distributed
 from treepack._src.storage.address import Address, Location
 from treepack._src.storage.content import Openable, is_source

@@ -26,13 +26,13 @@ from treepack._src import paths as _paths
 from treepack._src.arrays.deferred import Deferred
 from treepack._src.checkpoint.file import File
 from treepack._src.checkpoint.select import ends_of
+from treepack._src.claims.directory import Names
+from treepack._src.claims.lease import Permit
 from treepack._src.interop import jax as _jax
+from treepack._src.leaves.leaves import classify
 from treepack._src.options import Progress, Saved, Tell, Writing
 from treepack._src.processes.group import Group, Message
-from treepack._src.pytree.leaves import classify
 from treepack._src.pytree.state_dict import leaves_of
-from treepack._src.saving.directory import Names
-from treepack._src.saving.lease import Permit
 from treepack._src.saving.sharded import ShardedWrite, is_distributed
 from treepack._src.sharded.reading import ShardedReader
 from treepack._src.storage.address import Address

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from treepack._src import paths as _paths
+from treepack._src.leaves.prng import Key
 from treepack._src.mapping.sizes import Shape
 from treepack._src.printable import printable
-from treepack._src.pytree.prng import Key
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.restore.compare import signature
 from treepack.errors import TreepackError

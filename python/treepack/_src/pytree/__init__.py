@@ -1,1 +1,1 @@
-"""Live Python trees: containers, leaves, state dicts."""
+"""Live Python trees: containers, state dicts, nodes in several places."""

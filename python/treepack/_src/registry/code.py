@@ -24,9 +24,9 @@ from treepack._src.interop import flax
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.libraries import PLAIN_BYTES, is_marker, library_at, library_of_type
 from treepack._src.interop.modules import has_array_protocol, instance_of
+from treepack._src.leaves.leaves import classify
+from treepack._src.leaves.prng import is_key_like
 from treepack._src.pytree.kinds import kind_of
-from treepack._src.pytree.leaves import classify
-from treepack._src.pytree.prng import is_key_like
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.registry.definitions import attributes, slots_of
 from treepack._src.registry.fields import fields_of

@@ -10,10 +10,10 @@ import treepack._core as core
 from treepack._src.interop import equinox, flax, shardings
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.modules import found_at
+from treepack._src.leaves.leaves import explain, remedy
 from treepack._src.pytree.containers import NodeKind
 from treepack._src.pytree.handlers import handlers_of
 from treepack._src.pytree.kinds import Pruned, kind_of
-from treepack._src.pytree.leaves import explain, remedy
 from treepack._src.pytree.state_dict import leaves_of, to_state_dict
 from treepack._src.registry import holes as _holes
 from treepack._src.registry import static as _static

@@ -22,9 +22,9 @@ import numpy as np
 
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.modules import imported, instance_of
+from treepack._src.leaves.prng import key_text
 from treepack._src.options import Strict
 from treepack._src.pytree.kinds import is_function
-from treepack._src.pytree.prng import key_text
 
 # Describes the missing side of a mismatch.
 NOTHING = "nothing"

@@ -23,12 +23,12 @@ import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.arrays.deferred import Deferred
 from treepack._src.interop import flax
+from treepack._src.leaves.prng import Key, is_key_like
 from treepack._src.options import Buffer, Reading, Strict, check, restoring
 from treepack._src.printable import printable
 from treepack._src.pytree.containers import NodeKind
 from treepack._src.pytree.handlers import foreign_path, overridden
 from treepack._src.pytree.kinds import Pruned, kind_of
-from treepack._src.pytree.prng import Key, is_key_like
 from treepack._src.pytree.state_dict import leaves_of, map_leaves, to_state_dict
 from treepack._src.restore.compare import NOTHING, described, difference, is_opaque, signature
 from treepack._src.restore.hints import level_of

@@ -11,9 +11,9 @@ import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.interop import flax
 from treepack._src.interop import jax as _jax
+from treepack._src.leaves.prng import Key
 from treepack._src.paths import Trail
 from treepack._src.pytree.kinds import kind_of
-from treepack._src.pytree.prng import Key
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.pytree.ties import shareable, tied, ties_of
 from treepack._src.restore.compare import NODE_OF, VALUES_OF, signature

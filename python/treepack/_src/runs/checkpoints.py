@@ -13,12 +13,12 @@ import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Self, TypeVar
 
+from treepack._src.claims.directory import Directory
 from treepack._src.options import Progress, Saved, StepOptions, StorageOptions, Writing
 from treepack._src.runs.contents import Contents, Summary, describe, read
 from treepack._src.runs.steps import CheckpointEntry, Folder, checked
 from treepack._src.saving.background import OneByOne
 from treepack._src.saving.checkpoints import copy_checkpoint, encoded
-from treepack._src.saving.directory import Directory
 from treepack._src.saving.linking import Linking
 from treepack._src.storage.address import Address, Location
 from treepack.errors import InvalidCheckpointError, TreepackError

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from treepack._src import formats
+from treepack._src.claims.directory import Names
 from treepack._src.printable import utc
 from treepack._src.runs.contents import Contents, read
 from treepack._src.runs.steps import CheckpointEntry, Folder
-from treepack._src.saving.directory import Names
 from treepack._src.storage.address import Address
 from treepack.errors import CorruptionError
 

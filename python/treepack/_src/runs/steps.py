@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self, TypeVar
 
 from treepack._src.api.structure import is_checkpoint
+from treepack._src.claims.directory import Directory, Names, warn_of_kept
 from treepack._src.interop import jax as _jax
 from treepack._src.options import StorageOptions
 from treepack._src.printable import warn
-from treepack._src.saving.directory import Directory, Names, warn_of_kept
 from treepack._src.sharded.reading import unless_replaced
 from treepack._src.storage.address import Address, Location
 from treepack._src.storage.naming import naming

@@ -20,11 +20,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import treepack._core as core
+from treepack._src.claims.directory import writer
+from treepack._src.claims.lease import Permit
+from treepack._src.layouts.layout import Encoding
 from treepack._src.options import Opening, Static, StorageOptions, check_in_time
 from treepack._src.runs.steps import TEMPORARY, checked
-from treepack._src.saving.directory import writer
-from treepack._src.saving.layout import Encoding
-from treepack._src.saving.lease import Permit
 from treepack._src.storage.address import Address, Location
 from treepack._src.storage.content import content_of
 from treepack._src.storage.foreign import substitute

@@ -1,1 +1,1 @@
-"""Writes trees: layouts, saves in the background, checkpoints of several processes."""
+"""Saves: in one file or directory, in the background, by several processes."""

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import treepack._core as core
+from treepack._src.claims.directory import Directory
+from treepack._src.layouts.layout import Encoding
 from treepack._src.options import Progress, Saved, Writing
-from treepack._src.saving.directory import Directory
-from treepack._src.saving.layout import Encoding
 from treepack._src.saving.sharded import ShardedWrite
 from treepack._src.sharded.files import MANIFEST, save_of
 from treepack._src.storage.address import Address

@@ -26,10 +26,10 @@ import numpy as np
 import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.arrays.deferred import Deferred
+from treepack._src.claims.directory import Directory
 from treepack._src.interop import jax as _jax
+from treepack._src.leaves.leaves import Transfer
 from treepack._src.printable import warn
-from treepack._src.pytree.leaves import Transfer
-from treepack._src.saving.directory import Directory
 from treepack._src.sharded.files import ShardFile
 from treepack._src.sharded.reading import ShardedReader
 from treepack._src.storage.address import Address

@@ -17,18 +17,18 @@ from typing import Any
 
 import treepack._core as core
 from treepack._src import paths as _paths
-from treepack._src.interop import jax as _jax
-from treepack._src.options import Progress, Saved, Writing
-from treepack._src.processes.group import Group, Message
-from treepack._src.pytree.state_dict import leaves_of
-from treepack._src.saving.directory import (
+from treepack._src.claims.directory import (
     Directory,
     Written,
     file_name,
     writer,
 )
-from treepack._src.saving.identity import Identity, identity_of
-from treepack._src.saving.layout import Encoding
+from treepack._src.claims.identity import Identity, identity_of
+from treepack._src.interop import jax as _jax
+from treepack._src.layouts.layout import Encoding
+from treepack._src.options import Progress, Saved, Writing
+from treepack._src.processes.group import Group, Message
+from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.saving.linking import (
     BLOCK_BYTES,
     Linking,

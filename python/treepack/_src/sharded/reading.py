@@ -21,8 +21,8 @@ import numpy as np
 import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.forks import Locked
+from treepack._src.leaves.prng import Key
 from treepack._src.options import Reading, Status, Tell, tell_from
-from treepack._src.pytree.prng import Key
 from treepack._src.readers.boxes import DAMAGE, Files, ShardedArray, find, ranges_of
 from treepack._src.readers.reader import (
     DAMAGED_REST,

@@ -19,11 +19,11 @@ from treepack._src import paths as _paths
 from treepack._src.arrays.deferred import Held
 from treepack._src.calls import repeated
 from treepack._src.formats.orbax import item as _orbax
+from treepack._src.leaves.prng import Key
+from treepack._src.leaves.references import reference_text
 from treepack._src.options import Reading
 from treepack._src.printable import printable
 from treepack._src.pytree.kinds import kind_of
-from treepack._src.pytree.prng import Key
-from treepack._src.pytree.references import reference_text
 from treepack._src.readers.boxed import BoxedArray
 from treepack._src.readers.laid import Unchecked, layout_of
 from treepack._src.readers.reader import LazyArray, Place, Reader, StayLazy

@@ -25,6 +25,8 @@ import numpy as np
 import treepack._core as core
 from treepack._core import Class
 from treepack._src import paths as _paths
+from treepack._src.claims.directory import warn_of_kept
+from treepack._src.claims.lease import Permit
 from treepack._src.formats.exchange import (
     ARRAYS,
     Alone,
@@ -43,13 +45,11 @@ from treepack._src.formats.safetensors.header import (
     WHOLE,
     encode_header,
 )
+from treepack._src.leaves.leaves import classify, explain, holds_data
 from treepack._src.options import Progress, Static, Tell, Writing, progress_bar
 from treepack._src.printable import bytes_of, printable
-from treepack._src.pytree.leaves import classify, explain, holds_data
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.registry.code import is_code
-from treepack._src.saving.directory import warn_of_kept
-from treepack._src.saving.lease import Permit
 from treepack._src.sharded.files import MANIFEST
 from treepack._src.storage.address import Address
 from treepack.errors import BusyError, CorruptionError, TreepackError, UnserializableLeafError

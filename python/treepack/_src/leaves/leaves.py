@@ -27,8 +27,8 @@ from treepack._src.interop import flax, msgpack, shardings
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.libraries import is_marker
 from treepack._src.interop.modules import has_array_protocol, instance_of
+from treepack._src.leaves import prng as _prng
 from treepack._src.options import Static
-from treepack._src.pytree import prng as _prng
 from treepack._src.pytree.handlers import handlers_of
 from treepack._src.pytree.kinds import describes_array, is_function, kind_of
 

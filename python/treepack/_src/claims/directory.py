@@ -27,10 +27,10 @@ from typing import Any, NamedTuple
 
 import treepack._core as core
 from treepack._src.calls import mode_of, repeated
+from treepack._src.claims.lease import FILE as LEASE
+from treepack._src.claims.lease import Lease, OwnBusyError
 from treepack._src.printable import utc, warn
 from treepack._src.registry.static import metadata_in
-from treepack._src.saving.lease import FILE as LEASE
-from treepack._src.saving.lease import Lease, OwnBusyError
 from treepack._src.sharded.files import MANIFEST, NAME
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Opened

@@ -17,13 +17,13 @@ from treepack._src.arrays.memory import copy
 from treepack._src.checkpoint.select import ends_of
 from treepack._src.formats import Leaves
 from treepack._src.interop import jax as _jax
+from treepack._src.leaves.leaves import Transfer
 from treepack._src.mapping.boxes import shared
 from treepack._src.mapping.leaves import Leaf, check_equal
 from treepack._src.mapping.moving import Made, Source
 from treepack._src.mapping.plan import Fault
 from treepack._src.mapping.ruleset import RuleSet
 from treepack._src.printable import printable, shortened, warn
-from treepack._src.pytree.leaves import Transfer
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.readers.reader import LazyArray
 

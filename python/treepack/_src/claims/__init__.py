@@ -1,0 +1,1 @@
+"""Claims directories for saves, and commits to them."""

@@ -1,0 +1,1 @@
+"""Lays trees and open files out for writing."""

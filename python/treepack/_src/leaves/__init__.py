@@ -1,0 +1,1 @@
+"""Leaves: their kinds, and their bytes."""
