@@ -209,10 +209,10 @@ def given_by(room: str) -> set[str]:
 
 FACES = {
     **{"_src.arrays": 9, "_src.storage": 17, "_src.mapping": 10, "_src.checkpoint": 14},
-    **{"_src.registry": 18, "_src.restore": 12, "_src.saving": 7, "_src.runs": 9},
+    **{"_src.registry": 15, "_src.restore": 8, "_src.saving": 7, "_src.runs": 9},
     **{"_src.series": 4, "_src.pytree": 19, "_src.interop": 14, "_src.processes": 4},
     **{"_src.readers": 24, "_src.sharded": 14, "_src.placing": 5},
-    **{"_src.api": 20, "_src.formats": 10, "_src.leaves": 13, "_src.claims": 10, "_src.layouts": 5},
+    **{"_src.api": 20, "_src.formats": 10, "_src.leaves": 16, "_src.claims": 10, "_src.layouts": 5},
 }
 
 
@@ -233,7 +233,7 @@ def test_the_core_calls_few_functions_of_python() -> None:
     """Their number only becomes smaller: it calls methods of what it is given."""
     source = (ROOT / "src" / "py" / "hooks.rs").read_text()
     (hooks,) = re.findall(r"^hooks! \{$(.*?)^\}$", source, re.M | re.S)
-    assert 0 < len(re.findall(r"^    (\w+),$", hooks, re.M)) <= 18
+    assert 0 < len(re.findall(r"^    (\w+),$", hooks, re.M)) <= 15
 
 
 def test_a_constant_of_a_module_has_one_value() -> None:

@@ -38,7 +38,6 @@ from treepack._src.options import (
 )
 from treepack._src.pytree.handlers import overridden, register_serialization_state
 from treepack._src.pytree.state_dict import is_serializable, to_state_dict
-from treepack._src.restore.record import take
 from treepack._src.restore.session import current_path
 from treepack._src.restore.template import from_state_dict, restore_encoded
 from treepack._src.saving.background import OneByOne, Saving
@@ -224,7 +223,7 @@ def msgpack_restore(
       True
     """
     try:
-        return take(core.restore(encoded_pytree, copy, threads))[0]
+        return restore_encoded(None, encoded_pytree, restoring(False, copy, threads))
     except TypeError:
         check_is_bytes(encoded_pytree)
         raise

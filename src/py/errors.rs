@@ -4,6 +4,7 @@ use std::io;
 use std::path::Path;
 
 use pyo3::exceptions::{PyException, PyMemoryError, PyOSError, PyRuntimeError, PyValueError};
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
@@ -78,7 +79,8 @@ pub fn to_py(py: Python<'_>, error: Error, path: Option<&str>) -> PyErr {
     let plain = |class| make(py, class, [&message]);
     let decode = |class, offset: Option<usize>| make(py, class, [&message, &offset, &path]);
     let msgpack = |class: &str, offset: usize| {
-        let hook = Hooks::get(py).map(|hooks| hooks.decode_error.bind(py).clone());
+        let hook = Hooks::get(py)
+            .and_then(|hooks| hooks.msgpack.bind(py).getattr(intern!(py, "decode_error")));
         new_error(py, hook, [&class, &message, &offset, &path])
     };
     match error {

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyFloat, PyInt, PyList, PySet, PyString, PyTuple};
 
@@ -106,9 +107,9 @@ pub fn may_be_key(key: &Bound<'_, PyAny>) -> PyResult<bool> {
         return Ok(true);
     }
     Hooks::get(key.py())?
-        .is_key
+        .static_data
         .bind(key.py())
-        .call1((key,))?
+        .call_method1(intern!(key.py(), "is_key"), (key,))?
         .is_truthy()
 }
 

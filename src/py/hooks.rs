@@ -50,18 +50,15 @@ hooks! {
     fixed_fields,
     /// `Lookups(types, static, unknown_as_dict, is_part)`: node types and values for placeholders.
     /// `Lookups.upgrades(name, version)`: whether nodes need an upgrade.
+    /// `Lookups.other_name(type, name)`: the name of a type; `None` if `name` stands for it, too.
     /// `Lookups.tied(tree, ties, parts) -> tree`: joins nodes of nnx that were saved as one.
     lookups,
-    /// `reduce_value(value) -> (name, value)`.
-    reduce_value,
-    /// `rebuild_value(name, value) -> value`.
-    rebuild_value,
-    /// `is_key(value) -> bool`: whether to hash and compare a value of a file.
-    is_key,
-    /// `make_ext(code, data)`.
-    make_ext,
-    /// `decode_error(class, message, offset, path) -> error`, also of msgpack's class.
-    decode_error,
+    /// `static_data.reduce_value(value) -> (name, value)`, and `.rebuild_value(name, value)`.
+    /// `static_data.is_key(value) -> bool`: whether to hash and compare a value of a file.
+    static_data,
+    /// `msgpack.make(code, data)`: an extension type.
+    /// `msgpack.decode_error(class, message, offset, path) -> error`, also of msgpack's class.
+    msgpack,
     /// `printable(text) -> str`.
     printable,
     /// `Trail(above, part)`: a path whose text is made on demand.

@@ -110,9 +110,9 @@ fn to_value(value: &Bound<'_, PyAny>, depth: usize, signals: &Signals<'_>) -> Py
         Value::frozenset(each(value.as_any())?)?
     } else {
         let reduced = Hooks::get(value.py())?
-            .reduce_value
+            .static_data
             .bind(value.py())
-            .call1((value,))?;
+            .call_method1(intern!(value.py(), "reduce_value"), (value,))?;
         let (name, made_of): (Bound<'_, PyString>, Bound<'_, PyAny>) = reduced.extract()?;
         Value::Named(
             grow::to_string(name.to_str()?)?,
@@ -185,8 +185,8 @@ impl<'py> Values<'py> {
     fn named(&self, name: &str, made_of: &Value) -> Walked<Bound<'py, PyAny>> {
         let py = self.py;
         let parts = self.of(made_of)?;
-        let rebuild = Hooks::get(py)?.rebuild_value.bind(py);
-        match rebuild.call1((name, &parts)) {
+        let hook = Hooks::get(py)?.static_data.bind(py);
+        match hook.call_method1(intern!(py, "rebuild_value"), (name, &parts)) {
             Err(error) if self.unknown_as_dict && errors::is(py, &error, "DecodeError") => {
                 if parts.is_exact_instance_of::<PyDict>() {
                     return Ok(parts);

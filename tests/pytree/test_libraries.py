@@ -874,7 +874,10 @@ def test_the_core_finds_what_it_calls() -> None:
     names = re.findall(r"^    (\w+),$", declared, re.M)
     imported = {name for name in vars(_hooks) if name[0] != "_"} - {"annotations"}
     assert {*names} == imported
-    assert all(callable(getattr(_hooks, name)) for name in names)
+    for text, name in re.findall(r"((?:    ///.*\n)+)    (\w+),", declared):
+        methods = re.findall(r"`\w*\.(\w+)\(", text)
+        assert methods or callable(getattr(_hooks, name)), name
+        assert all(callable(getattr(getattr(_hooks, name), method)) for method in methods), name
 
 
 def test_the_core_is_of_no_use_without_its_package() -> None:

@@ -9,7 +9,7 @@ and `Restore` are passed by saves and loads.
 from __future__ import annotations
 
 from treepack._src.dtypes import described as dtype
-from treepack._src.interop import msgpack as _msgpack
+from treepack._src.interop import msgpack
 from treepack._src.interop import shardings as _shardings
 from treepack._src.leaves.leaves import Transfer as transfer  # noqa: N813
 from treepack._src.leaves.leaves import abstract_array, classify, explain, is_abstract_array
@@ -17,10 +17,8 @@ from treepack._src.leaves.prng import Key as key  # noqa: N813
 from treepack._src.paths import Trail as trail  # noqa: N813
 from treepack._src.printable import printable
 from treepack._src.pytree.state_dict import expand
+from treepack._src.registry import static as static_data
 from treepack._src.registry.fixed_fields import fixed_fields
-from treepack._src.registry.inert import is_key
 from treepack._src.registry.lookups import Lookups as lookups  # noqa: N813
-from treepack._src.registry.static import rebuild_value, reduce_value
 
-decode_error, make_ext = _msgpack.decode_error, _msgpack.make
 resolve_sharding = _shardings.resolve

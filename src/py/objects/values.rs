@@ -236,7 +236,11 @@ impl<'py> Objects<'_, 'py> {
             }
             Event::Ext(code, span) => {
                 let body = self.bytes(span)?;
-                let made = self.hooks.make_ext.bind(py).call1((code, body));
+                let made = self
+                    .hooks
+                    .msgpack
+                    .bind(py)
+                    .call_method1(intern!(py, "make"), (code, body));
                 made.map_err(|error| {
                     if error.is_instance_of::<PyValueError>(py) {
                         let reason = format!("extension {code}: {}", error.value(py));

@@ -5,6 +5,7 @@ use pyo3::types::{PyDict, PyString};
 use pyo3::{ffi, intern};
 
 use super::super::failure::Walked;
+use super::super::hooks::Hooks;
 use super::super::memory::dict_next;
 use super::cursor::{Container, Cursor, Found, Named, Ordered, TemplateChild};
 use super::keys::Name;
@@ -28,7 +29,7 @@ pub fn restore_state<'py>(
     let cursor = State {
         exact: absent.is_some() || strict.is_instance_of::<PyString>(),
         absent,
-        kinds: kinds.map(|kinds| (kinds, restore.clone())),
+        kinds,
     };
     let made = Walk::new(py, cursor, matching, session).restore(state, target);
     made.map_err(|failure| failure.into_py(py, "restoring"))
@@ -39,8 +40,8 @@ pub(super) struct State<'py> {
     pub exact: bool,
     /// Stands for parts that were not selected.
     pub absent: Option<Bound<'py, PyAny>>,
-    /// The kinds of saved containers, for comparison (see `mark_older`), by a `Restore`.
-    pub kinds: Option<(Bound<'py, PyDict>, Bound<'py, PyAny>)>,
+    /// The kinds of saved containers, for comparison; see `mark_older`.
+    pub kinds: Option<Bound<'py, PyDict>>,
 }
 
 /// A dict, its values in the template's order, and the position of the iteration.
@@ -82,9 +83,9 @@ impl<'py> Named<'py> for State<'py> {
         if dict.len() != children.len() && (self.exact || !is_dict) {
             return Ok(false);
         }
-        if let Some((kinds, restore)) = &self.kinds
+        if let Some(kinds) = &self.kinds
             && let Some(found) = kinds.get_item(dict.as_ptr().addr())?
-            && !is_kind(container, found.cast()?, restore)?
+            && !is_kind(container, found.cast()?)?
         {
             return Ok(false);
         }
@@ -113,19 +114,17 @@ impl<'py> Named<'py> for State<'py> {
     }
 }
 
-fn is_kind(
-    container: &Container<'_>,
-    found: &Bound<'_, PyString>,
-    restore: &Bound<'_, PyAny>,
-) -> PyResult<bool> {
+fn is_kind(container: &Container<'_>, found: &Bound<'_, PyString>) -> PyResult<bool> {
     Ok(match container {
         Container::Dict => found == "dict",
         Container::List => found == "list",
         Container::Tuple => found == "tuple",
         Container::Node(node, _) => {
             let other_name = intern!(found.py(), "other_name");
-            let other = restore.call_method1(other_name, (node.get_type(), found))?;
-            other.is_none()
+            let lookups = Hooks::get(found.py())?.lookups.bind(found.py());
+            lookups
+                .call_method1(other_name, (node.get_type(), found))?
+                .is_none()
         }
     })
 }

@@ -19,8 +19,8 @@ from treepack._src.arrays.deferred import Deferred, InContent
 from treepack._src.elsewhere import advised
 from treepack._src.interop import jax as _jax
 from treepack._src.layouts.layout import Encoding, state_layout
+from treepack._src.leaves.signature import signature
 from treepack._src.options import Opening, StorageOptions
-from treepack._src.restore.compare import signature
 from treepack._src.storage.address import Address, Location
 from treepack._src.storage.content import content_of
 from treepack._src.storage.naming import naming

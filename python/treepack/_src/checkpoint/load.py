@@ -16,6 +16,8 @@ from treepack._src.checkpoint.opening import open_reader
 from treepack._src.checkpoint.select import Selector, compiled, nothing_left
 from treepack._src.checkpoint.whole import noticed, restore_described
 from treepack._src.interop import jax as _jax
+from treepack._src.leaves.absent import ABSENT
+from treepack._src.leaves.signature import signature
 from treepack._src.mapping.plan import Fault
 from treepack._src.options import (
     Opening,
@@ -35,9 +37,8 @@ from treepack._src.pytree.kinds import kind_of
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.readers.reader import Place, Reader, StayLazy, lacking
 from treepack._src.registry.code import check_is_tree
-from treepack._src.restore.compare import signature
 from treepack._src.restore.record import assembled
-from treepack._src.restore.report import ABSENT, Coverage
+from treepack._src.restore.report import Coverage
 from treepack._src.restore.template import restore_part
 from treepack._src.sharded.files import warn_of_part
 from treepack._src.sharded.reading import unless_replaced

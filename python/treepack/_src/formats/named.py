@@ -10,8 +10,8 @@ from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.arrays.deferred import Deferred, elements_of
 from treepack._src.formats import SEPARATOR, Leaves
+from treepack._src.leaves.signature import signature
 from treepack._src.printable import printable
-from treepack._src.restore.compare import signature
 from treepack.errors import TreepackError
 
 

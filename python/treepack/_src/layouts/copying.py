@@ -23,12 +23,12 @@ from treepack._src.checkpoint.file import File, Tree
 from treepack._src.checkpoint.select import chosen, ends_of
 from treepack._src.formats import Format, Leaves
 from treepack._src.layouts.layout import Encoding
+from treepack._src.leaves.absent import ABSENT
 from treepack._src.leaves.references import reference_text
 from treepack._src.options import Progress, Saved, Writing, progress_bar
 from treepack._src.printable import count_text, jsonable, printable
 from treepack._src.pytree.state_dict import leaves_of, map_leaves
 from treepack._src.readers.reader import Place, Reader
-from treepack._src.restore.report import ABSENT
 from treepack._src.storage.address import Address
 from treepack._src.storage.naming import naming
 from treepack.errors import (

@@ -8,10 +8,10 @@ import numpy as np
 
 from treepack._src import paths as _paths
 from treepack._src.leaves.prng import Key
+from treepack._src.leaves.signature import signature
 from treepack._src.mapping.sizes import Shape
 from treepack._src.printable import printable
 from treepack._src.pytree.state_dict import leaves_of
-from treepack._src.restore.compare import signature
 from treepack.errors import TreepackError
 
 

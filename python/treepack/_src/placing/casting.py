@@ -11,11 +11,11 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
+from treepack._src.leaves.signature import signature
 from treepack._src.options import Reading
 from treepack._src.paths import Trail
 from treepack._src.readers.boxed import BoxedArray, aligned
 from treepack._src.readers.boxes import Box
-from treepack._src.restore.compare import signature
 from treepack._src.tasks import run
 
 if TYPE_CHECKING:

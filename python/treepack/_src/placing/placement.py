@@ -18,6 +18,7 @@ from treepack._src.elsewhere import check_parameters
 from treepack._src.interop import jax as _jax
 from treepack._src.interop import shardings
 from treepack._src.interop.modules import imported
+from treepack._src.leaves.signature import like_scalar
 from treepack._src.options import Reading, Sharing
 from treepack._src.paths import Room, Trail
 from treepack._src.placing.casting import Item, cast_items, index_key
@@ -28,7 +29,6 @@ from treepack._src.pytree.kinds import kind_of
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.readers.boxes import ShardedArray, expect, find
 from treepack._src.readers.reader import LazyArray
-from treepack._src.restore.compare import like_scalar
 from treepack.errors import DecodeError, TreepackError
 
 if TYPE_CHECKING:

@@ -20,12 +20,12 @@ from treepack._src.arrays.deferred import Deferred, boxes_of
 from treepack._src.arrays.memory import memory_of
 from treepack._src.elsewhere import Hinting, read_only
 from treepack._src.interop import jax as _jax
+from treepack._src.leaves.absent import ABSENT
+from treepack._src.leaves.signature import signature
 from treepack._src.options import Reading, Status, Tell
 from treepack._src.printable import Completing, printable
 from treepack._src.readers.arraylike import ArrayLike
 from treepack._src.readers.statistics import Statistics, statistics
-from treepack._src.restore.compare import signature
-from treepack._src.restore.report import ABSENT
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Openable, Opened
 from treepack._src.storage.fetch import RemoteRange, fetching

@@ -23,7 +23,7 @@ from treepack._src.registry.holes import Code, Hole
 from treepack._src.registry.jax_nodes import holds_code
 from treepack._src.registry.libraries import library_name, library_of, remedy
 from treepack._src.registry.names import default_name
-from treepack._src.registry.nodes import BY_JAX, by_name, own, type_of
+from treepack._src.registry.nodes import BY_JAX, by_name, other_name, own, type_of
 from treepack._src.registry.static import known_type
 from treepack._src.registry.types import TYPES, NodeType, evolved
 from treepack.errors import DecodeError, HoleError, UnregisteredTypeError
@@ -45,6 +45,7 @@ class Lookups:
     """
 
     holds_code = staticmethod(holds_code)
+    other_name = staticmethod(other_name)
     tied = staticmethod(tied)
 
     def __init__(

@@ -14,15 +14,14 @@ missing, except with `"exact"`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.modules import imported, instance_of
-from treepack._src.leaves.prng import key_text
+from treepack._src.leaves.signature import Signature, signature
 from treepack._src.options import Strict
 from treepack._src.pytree.kinds import is_function
 
@@ -40,9 +39,7 @@ A_SHARDING = "a sharding"
 # The maximum number of keys in a message.
 _MOST_KEYS = 10
 
-_NUMBERS = (bool, int, float, complex)
-
-_PLAIN = (str, bytes, *_NUMBERS)
+_PLAIN = (str, bytes, bool, int, float, complex)
 
 
 _PLACES = [
@@ -56,42 +53,6 @@ def _is_dtype(value: Any) -> bool:
         issubclass(value, np.generic) or isinstance(getattr(value, "dtype", None), np.dtype)
     )
     return is_type or isinstance(value, np.dtype)
-
-
-class Signature(NamedTuple):
-    shape: tuple[int, ...]
-    dtype: Any
-
-    def __str__(self) -> str:
-        """Abbreviates as JAX does, such as `float32[3,4]`."""
-        is_extended = _jax.is_extended(self.dtype)
-        name = key_text(self.dtype) if is_extended else self.dtype.name
-        return f"{name}[{','.join(map(str, self.shape))}]"
-
-    @property
-    def kind(self) -> str:
-        """The kind of its elements: `bool`, `int`, `float`, `complex`, or the dtype's name."""
-        name = getattr(self.dtype, "name", str(self.dtype))
-        match = _KIND.match(name)
-        return str(name) if match is None else match[1]
-
-
-_KIND = re.compile(r"[bu]?(bool|int|float|complex)")
-
-
-def signature(leaf: Any) -> Signature | None:
-    shape = getattr(leaf, "shape", None)
-    dtype = getattr(leaf, "dtype", None)
-    if shape is None or dtype is None or isinstance(leaf, type):
-        return None
-    try:
-        if isinstance(dtype, np.dtype) or not _jax.is_extended(dtype):
-            dtype = np.dtype(dtype)
-            # Files are read in native byte order.
-            dtype = dtype if dtype.isnative else dtype.newbyteorder("=")
-        return Signature(tuple(shape), dtype)
-    except TypeError:
-        return None
 
 
 def described(value: Any) -> str:
@@ -131,47 +92,16 @@ def difference(
             expected.shape == found.shape and _same_dtype(target, expected, found, strict, cast)
         )
     elif expected is not None:
-        same = _is_of_kind(state, expected)
-        if same and _as_array(state, expected) is None:
+        same = expected.is_like(state)
+        if same and expected.holding(state) is None:
             return described(target), f"{type(state).__name__} {state}, which does not fit"
     elif found is not None:
-        same = _is_of_kind(target, found) or not (_is_plain(target) or is_function(target))
+        same = found.is_like(target) or not (_is_plain(target) or is_function(target))
     elif isinstance(state, Mapping):
         same = not _is_plain(target)
     else:
         same = strict != "exact" or not _is_plain(target) or type(target) is type(state)
     return None if same else (described(target), described(state))
-
-
-def like_scalar(target: Any, value: Any) -> Any:
-    """Returns a 0-d array or number as the one of these that the template has.
-
-    A Python number of another kind than the array's, or outside of its range, stays a number.
-    """
-    if type(value) in _NUMBERS:
-        expected = None if type(target) in _NUMBERS else signature(target)
-        if expected is None or not _is_of_kind(value, expected):
-            return value
-        array = _as_array(value, expected)
-        if array is None:
-            return value
-        value = array
-    elif isinstance(value, np.generic):
-        value = value if isinstance(target, np.generic) else np.asarray(value)
-    elif not isinstance(value, np.ndarray) or value.ndim > 0:
-        return value
-    if isinstance(target, np.generic):
-        return value[()]
-    return value.item() if type(target) in _NUMBERS else value
-
-
-def _as_array(number: Any, like: Signature) -> np.ndarray | None:
-    try:
-        with np.errstate(over="ignore"):
-            array = np.asarray(number, like.dtype)
-    except OverflowError:
-        return None
-    return array if np.isfinite(array) or not np.isfinite(number) else None
 
 
 def is_opaque(leaf: Any) -> bool:
@@ -181,10 +111,6 @@ def is_opaque(leaf: Any) -> bool:
 def _is_plain(leaf: Any) -> bool:
     """Returns whether a leaf is of a plain type; other objects match any state."""
     return leaf is None or type(leaf) in _PLAIN
-
-
-def _is_of_kind(number: Any, array: Signature) -> bool:
-    return array.shape == () and type(number) in _NUMBERS and type(number).__name__ == array.kind
 
 
 def _same_dtype(

@@ -9,26 +9,18 @@ from typing import Any, NamedTuple
 
 from treepack._src import paths as _paths
 from treepack._src.interop import jax as _jax
+from treepack._src.leaves.absent import ABSENT
+from treepack._src.leaves.signature import signature
 from treepack._src.paths import Room, Trail
 from treepack._src.printable import MOST_ROWS, path_end, printable, shortened, warn
 from treepack._src.pytree.state_dict import leaves_of
-from treepack._src.restore.compare import NOTHING, described, is_opaque, signature
+from treepack._src.restore.compare import NOTHING, described, is_opaque
 from treepack.errors import Mismatch, MismatchError
 
 # Converts leaves: takes a (trail, leaf of the template, leaf found) for each. Without a template,
 # the second item is `None`, and two more items follow: whether the dtype was weak, and the
 # sharding.
 Convert = Callable[[list[Any]], list[Any]]
-
-
-class _Absent:
-    """Marks parts of a state that are not loaded."""
-
-    def __repr__(self) -> str:
-        return "absent"
-
-
-ABSENT = _Absent()
 
 
 class Coverage:

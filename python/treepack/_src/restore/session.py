@@ -14,11 +14,11 @@ from typing import Any
 
 import treepack._core as core
 from treepack._src import paths as _paths
+from treepack._src.leaves.signature import like_scalar, signature
 from treepack._src.options import Reading, Strict
 from treepack._src.paths import Room, Trail
 from treepack._src.printable import printable
-from treepack._src.registry.nodes import other_name
-from treepack._src.restore.compare import NOTHING, difference, like_scalar, signature
+from treepack._src.restore.compare import NOTHING, difference
 from treepack._src.restore.hints import (
     Level,
     about_axes,
@@ -45,8 +45,8 @@ class Restore:
 
     While entered, it is the restore of this thread; an outer one is suspended. Exiting raises an
     error for its mismatches. The core reads `path`, `strict`, `partial`, `kinds`, `mismatches`,
-    `converts`, `everywhere` and `collects`, and calls `path_of`, `settle`, `convert_found`,
-    `restore_child` and `other_name`.
+    `converts`, `everywhere` and `collects`, and calls `path_of`, `settle`, `convert_found` and
+    `restore_child`.
 
     Attributes:
       everywhere: Whether it also converts leaves where the template has NumPy arrays.
@@ -66,8 +66,6 @@ class Restore:
       level: The first node whose children are one level away from it in the state.
       has_shareable: Whether the template has nodes that may be in several places; see `ties.py`.
     """
-
-    other_name = staticmethod(other_name)
 
     def __init__(
         self,

@@ -23,17 +23,20 @@ import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.arrays.deferred import Deferred
 from treepack._src.interop import flax
+from treepack._src.leaves.absent import ABSENT
 from treepack._src.leaves.prng import Key, is_key_like
+from treepack._src.leaves.signature import signature
 from treepack._src.options import Buffer, Reading, Strict, check, restoring
 from treepack._src.printable import printable
 from treepack._src.pytree.containers import NodeKind
 from treepack._src.pytree.handlers import foreign_path, overridden
 from treepack._src.pytree.kinds import Pruned, kind_of
 from treepack._src.pytree.state_dict import leaves_of, map_leaves, to_state_dict
-from treepack._src.restore.compare import NOTHING, described, difference, is_opaque, signature
+from treepack._src.registry.lookups import Lookups
+from treepack._src.restore.compare import NOTHING, described, difference, is_opaque
 from treepack._src.restore.hints import level_of
 from treepack._src.restore.record import split, take
-from treepack._src.restore.report import ABSENT, Convert, Coverage, state_leaves
+from treepack._src.restore.report import Convert, Coverage, state_leaves
 from treepack._src.restore.session import Restore, as_part, current
 from treepack._src.restore.ties import joined
 from treepack._src.restore.versions import Older, RecordAt, mark_older
@@ -325,7 +328,7 @@ def _compare_kinds(target: Any, saved: str | None, restore: Restore) -> None:
         expected = "keys"
     if saved is None or saved == expected:
         return
-    expected = expected or restore.other_name(ty, saved)
+    expected = expected or Lookups.other_name(ty, saved)
     if expected is None:
         return
     names = {"keys": "dict with keys other than strings"}

@@ -12,11 +12,12 @@ from treepack._src import paths as _paths
 from treepack._src.interop import flax
 from treepack._src.interop import jax as _jax
 from treepack._src.leaves.prng import Key
+from treepack._src.leaves.signature import signature
 from treepack._src.paths import Trail
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.pytree.ties import shareable, tied, ties_of
-from treepack._src.restore.compare import NODE_OF, VALUES_OF, signature
+from treepack._src.restore.compare import NODE_OF, VALUES_OF
 from treepack._src.restore.session import Restore
 
 # The path of a node, and another path of the same node.

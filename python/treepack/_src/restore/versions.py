@@ -11,9 +11,10 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src.interop import jax as _jax
+from treepack._src.leaves.absent import ABSENT
 from treepack._src.paths import Trail
 from treepack._src.pytree.state_dict import map_leaves, to_state_dict
-from treepack._src.restore.report import ABSENT, state_leaves
+from treepack._src.restore.report import state_leaves
 from treepack.errors import TreepackError
 
 # The record of a structure, and the position of a tree in it; see `_core.assemble`.

@@ -27,11 +27,11 @@ from treepack._src.formats.safetensors.header import (
     WHOLE,
     has_suffix,
 )
+from treepack._src.leaves.absent import ABSENT
 from treepack._src.options import Reading
 from treepack._src.printable import printable
 from treepack._src.readers.laid import Unchecked
 from treepack._src.readers.reader import Place, Reader, StayLazy
-from treepack._src.restore.report import ABSENT
 from treepack._src.sharded.reading import ShardedReader
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Openable, Opened
