@@ -13,11 +13,11 @@ use std::num::NonZero;
 use divan::Bencher;
 use divan::counter::{BytesCount, ItemsCount};
 use treepack::base::raw::RawBytes;
+use treepack::elements::{Bounds, Runs};
 use treepack::files::sink::pour;
-use treepack::format::array::{
-    Alignment, Array, Bounds, ChunkLimit, Framing, Runs, Shard, Sharded,
-};
+use treepack::format::array::{Alignment, Array, ChunkLimit, Framing};
 use treepack::format::layout::{Caching, Layout, LayoutBuilder, Payload};
+use treepack::format::shards::{Shard, Sharded};
 use treepack::format::structure::Kind;
 use treepack::format::wire::EXT_NDARRAY;
 use treepack::grammar::encoder::Encoder;

@@ -17,11 +17,15 @@ pub mod base;
 
 pub mod codec;
 
+pub mod elements;
+
 pub mod format;
 
 pub mod grammar;
 
 pub mod files;
+
+pub(crate) mod patterns;
 
 pub mod catalog;
 

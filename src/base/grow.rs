@@ -202,6 +202,16 @@ pub mod decode {
 
     const OUT_OF_MEMORY: &str = "out of memory";
 
+    /// Decodes a record whose MessagePack is at most `depth` deep.
+    pub fn nested<'a, T: Deserialize<'a>>(
+        bytes: &'a [u8],
+        depth: usize,
+    ) -> Result<T, rmp_serde::decode::Error> {
+        let mut deserializer = rmp_serde::Deserializer::from_read_ref(bytes);
+        deserializer.set_max_depth(depth);
+        T::deserialize(&mut deserializer)
+    }
+
     /// Returns `other` for an error in decoding a record, unless out of memory.
     pub fn explain(
         error: &rmp_serde::decode::Error,

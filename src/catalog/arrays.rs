@@ -11,8 +11,9 @@ use super::Catalog;
 use super::check::OTHER_LEAF;
 use crate::base::raw::Uninit;
 use crate::base::source::{Pieces, Source, SourcePieces};
-use crate::format::array::{Bounds, Runs, resolve};
-use crate::format::structure::LeafKind;
+use crate::elements::{Bounds, Runs};
+use crate::format::array::resolve;
+use crate::format::index::LeafKind;
 use crate::grammar::events::{ArrayEvent, Event, Events};
 use crate::{Error, Result, base::grow};
 

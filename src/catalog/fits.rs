@@ -5,7 +5,8 @@ use std::collections::{HashMap, HashSet};
 use super::Catalog;
 use crate::base::source::Source;
 use crate::base::watch::{Steps, Watch};
-use crate::format::structure::{Kind, LeafKind, Node, Record, Value};
+use crate::format::index::LeafKind;
+use crate::format::structure::{Kind, Node, Record, Value};
 use crate::grammar::events::Event;
 use crate::{Error, Result, base::grow};
 
@@ -174,7 +175,8 @@ fn other<T>(reason: impl std::fmt::Display) -> Result<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::structure::{Recorder, Regions, Seal};
+    use crate::format::footer::{Regions, Seal};
+    use crate::format::structure::Recorder;
 
     fn check(kind: Kind, leaf: Kind, container: Kind, metadata: &[u8]) -> Result<()> {
         let mut recorder = Recorder::default();

@@ -13,16 +13,17 @@
 //! | `select.rs` | marking selected leaves |
 //! | `fits.rs` | comparing the structure record with the tree |
 //! | `statics.rs` | comparing static data |
+//! | `apart.rs` | differences of typed values |
 //! | `stream.rs` | leaves of streams |
 //! | `verify.rs` | comparing all leaves with their checksums |
 //! | `compared.rs` | comparing one leaf while it is copied |
 
+mod apart;
 mod arrays;
 mod check;
 mod compared;
 mod find;
 mod fits;
-pub(crate) mod patterns;
 mod read;
 mod scan;
 mod select;
@@ -44,7 +45,7 @@ use self::tables::Tables;
 use crate::base::error::Path;
 use crate::base::grow;
 use crate::base::watch::Watch;
-use crate::format::structure::LeafKind;
+use crate::format::index::LeafKind;
 use crate::{Error, Result};
 
 type Key = (usize, usize);

@@ -2,7 +2,7 @@
 
 use super::Catalog;
 use crate::base::watch::{Steps, Watch};
-use crate::catalog::patterns::{Selector, State};
+use crate::patterns::{Selector, State};
 use crate::{Result, base::grow};
 
 const CHECK_VALUES: usize = 1 << 12;

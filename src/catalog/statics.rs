@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use super::Catalog;
 use super::fits::NONE;
 use crate::base::watch::Watch;
-use crate::format::structure::{Kind, NodeType, Record, Value, apart, short, short_name};
+use crate::catalog::apart::{apart, short, short_name};
+use crate::format::structure::{Kind, NodeType, Record, Value};
 use crate::{Result, base::grow};
 
 const CHECK_VALUES: usize = 1 << 12;

@@ -6,7 +6,8 @@ use std::ops::Range;
 use super::Catalog;
 use crate::base::source::{Source, read_to};
 use crate::base::watch::Watch;
-use crate::format::structure::{LeafKind, PartialSums, Regions, Sums};
+use crate::format::footer::{PartialSums, Regions, Sums};
+use crate::format::index::LeafKind;
 use crate::{Error, Result, base::grow, base::parallel};
 
 /// Bytes summed at a time: a gzip block, which fits the caches.

@@ -5,7 +5,7 @@ use std::num::NonZero;
 use crate::base::digest::Digest;
 use crate::base::source::{Source, read_to};
 use crate::base::watch::Watch;
-use crate::format::structure::Regions;
+use crate::format::footer::Regions;
 use crate::{Result, base::grow, base::parallel};
 
 /// Fits the caches, so that the second checksum reads no memory.

@@ -10,7 +10,7 @@ use crate::base::digest::Digest;
 use crate::base::raw::{AsRaw, Buffer, Filling, Lender, RawBytes, Uninit, append_with};
 use crate::base::source::Source;
 use crate::base::watch::Watch;
-use crate::format::structure::Seal;
+use crate::format::footer::Seal;
 use crate::{Error, Result, base::grow, base::stream};
 
 /// Fits the caches.

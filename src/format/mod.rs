@@ -2,7 +2,13 @@
 
 pub mod wire;
 
+pub mod footer;
+
+pub(crate) mod mesh;
+
 pub mod structure;
+
+pub mod index;
 
 pub mod digests;
 
@@ -11,3 +17,5 @@ pub mod layout;
 pub(crate) mod window;
 
 pub mod array;
+
+pub mod shards;

@@ -13,8 +13,8 @@ use crate::base::source::{Pieces, Source, SourcePieces, bytes_of, read_to};
 use crate::base::watch::Watch;
 use crate::catalog::Catalog;
 use crate::codec::delta::{BLOCK_BYTES, Block, Elements, Encoded, Encoder, Kind};
+use crate::format::footer::{PartialSums, Seal, Sums};
 use crate::format::layout::{Layout, LayoutBuilder, Payload, Slice, Taken};
-use crate::format::structure::{PartialSums, Seal, Sums};
 use crate::format::wire::{EXT_DELTA, EXT_NDARRAY, Head, length};
 use crate::{Result, base::grow, base::parallel};
 

@@ -14,7 +14,7 @@ use crate::base::raw::{Filling, RawBytes, Uninit};
 use crate::base::source::{Source, missing};
 use crate::base::watch::Watch;
 use crate::codec::delta::{BLOCK_BYTES, Block, Elements, Kind};
-use crate::format::structure;
+use crate::format::footer;
 use crate::format::wire::{Cursor, EXT_DELTA, Head, length};
 use crate::{Error, Result};
 
@@ -56,7 +56,7 @@ pub fn is_patch(source: &dyn Source) -> Result<bool> {
     };
     match source.read_at(rest, &mut bytes) {
         // In a store, the end is needed anyway.
-        Ok(end) if end.ends_with(&structure::MARK) => return Ok(false),
+        Ok(end) if end.ends_with(&footer::MARK) => return Ok(false),
         Ok(end) if end.ends_with(&MARK) => return Ok(true),
         Err(error) if error.is_no_damage() => return Err(error),
         _ => {}

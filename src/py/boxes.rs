@@ -11,7 +11,7 @@ use super::grid::{BoxBounds, bounds_of, missing, name_in, tuples};
 use super::memory::{Writable, keep_reserve, list_of_results, new_uint, row};
 use super::options::{self, Int};
 use super::watch::Watcher;
-use crate::format::array::Bounds;
+use crate::elements::Bounds;
 use crate::sharding::boxes::{self, Failed, OpenFile};
 use crate::{Error, Result, base::grow, base::parallel};
 

@@ -18,8 +18,8 @@ use crate::base::raw::RawBytes;
 use crate::base::source::{Source, bytes_of, read_to};
 use crate::codec::gzip::{BLOCK_BYTES, Stream};
 use crate::foreign::sniff::{Sample, explain};
+use crate::format::footer::Footer;
 use crate::format::layout as core_layout;
-use crate::format::structure::Footer;
 use crate::patches::{self, Base, Headers, Join, Patch};
 use crate::{Result, base::grow, base::parallel};
 

@@ -10,7 +10,7 @@ use super::watch::Watcher;
 use crate::base::digest::Digest;
 use crate::base::parallel;
 use crate::format::digests::of_regions;
-use crate::format::structure::Regions;
+use crate::format::footer::Regions;
 use crate::grammar::encoder::Encoder;
 
 #[pyfunction]

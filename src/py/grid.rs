@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString};
 
 use super::memory::{list_of_results, new_string, new_tuple};
-use crate::format::array::{self, Bounds, Runs};
+use crate::elements::{self, Bounds, Runs};
 use crate::{Result, base::grow};
 
 /// Start, count and step for each dimension.
@@ -19,13 +19,13 @@ pub fn bounds_of(bounds: BoxBounds) -> Result<Vec<Bounds>> {
 }
 
 #[pyclass(frozen, module = "treepack._core")]
-pub struct ShardGrid(array::ShardGrid);
+pub struct ShardGrid(elements::ShardGrid);
 
 #[pymethods]
 impl ShardGrid {
     #[new]
     fn new(shape: Vec<usize>, counts: Vec<usize>) -> PyResult<Self> {
-        let grid = array::ShardGrid::new(&shape, &counts);
+        let grid = elements::ShardGrid::new(&shape, &counts);
         let error = || PyValueError::new_err("shards of the array would be empty");
         grid.map(Self).ok_or_else(error)
     }
@@ -51,7 +51,7 @@ impl ShardGrid {
 
 pub fn name_in<'py>(
     py: Python<'py>,
-    grid: &array::ShardGrid,
+    grid: &elements::ShardGrid,
     shard: usize,
 ) -> PyResult<Bound<'py, PyString>> {
     let name = grid.name(shard)?.ok_or_else(missing)?;

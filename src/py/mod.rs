@@ -72,7 +72,7 @@ mod _core {
     #[pymodule_export]
     const RECORD_KEY: &str = crate::format::structure::RECORD_KEY;
     #[pymodule_export]
-    const RECORD_MARK: &[u8] = &crate::format::structure::MARK;
+    const RECORD_MARK: &[u8] = &crate::format::footer::MARK;
     #[pymodule_export]
     const ROOT_KEY: &str = crate::format::structure::ROOT_KEY;
     #[pymodule_export]

@@ -11,7 +11,7 @@ use super::watch::Watcher;
 use crate::base::raw::AsRaw as _;
 use crate::base::watch::Watch as _;
 use crate::base::{grow, parallel};
-use crate::format::array::pointwise::{Axis, Pointwise, Source, Target};
+use crate::elements::pointwise::{Axis, Pointwise, Source, Target};
 
 /// Bytes, the offset of the first element, and the strides.
 type Memory<'py> = (Bound<'py, PyAny>, usize, Vec<usize>);

@@ -3,8 +3,8 @@
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 
-use crate::catalog::patterns::{self, State};
 use crate::catalog::{self, Catalog};
+use crate::patterns::{self, State};
 
 #[pyclass(frozen, module = "treepack._core")]
 pub struct Selector(pub patterns::Selector);

@@ -9,8 +9,8 @@ use crate::base::raw::Uninit;
 use crate::base::source::Source;
 use crate::base::watch::{Steps, Watch};
 use crate::catalog::{ArrayPlace, Catalog, FoundArrays};
-use crate::format::array::{Bounds, Runs, ShardGrid, ShardPart, ShardParts};
-use crate::format::structure::LeafKind;
+use crate::elements::{Bounds, Runs, ShardGrid, ShardPart, ShardParts};
+use crate::format::index::LeafKind;
 use crate::sharding::manifest::Grid;
 use crate::{Error, Result, base::grow};
 
@@ -286,8 +286,8 @@ mod tests {
     use std::mem::MaybeUninit;
 
     use super::*;
+    use crate::elements::grid::tests::{boxes, elements, indices};
     use crate::files::sink::append_blocks;
-    use crate::format::array::grid::tests::{boxes, elements, indices};
     use crate::format::array::{Alignment, Array, ChunkLimit, Framing};
     use crate::format::structure::Kind;
     use crate::format::wire::{EXT_NDARRAY, Head};

@@ -7,7 +7,7 @@ use treepack::base::source::{Source, bytes_of};
 use treepack::catalog::{BLOCK_BYTES, Catalog, Status};
 use treepack::codec::gzip::{Indexed, Stream};
 use treepack::foreign::sniff::explain;
-use treepack::format::structure::LeafKind;
+use treepack::format::index::LeafKind;
 use treepack::{Error, Result};
 
 pub struct Opened<'a> {

@@ -9,8 +9,8 @@ use crate::base::append::Append;
 use crate::base::digest::Digest;
 use crate::base::raw::{RawBytes, Uninit, append_with};
 use crate::base::watch::Watch;
+use crate::format::footer::{PartialSums, Seal, Sums};
 use crate::format::layout::{Caching, Layout, Payload, Slice};
-use crate::format::structure::{PartialSums, Seal, Sums};
 use crate::{Result, base::grow, base::parallel, base::system};
 
 /// Smaller pieces are joined: copying is cheaper than a system call.

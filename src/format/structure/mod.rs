@@ -6,28 +6,16 @@
 //! | file | content |
 //! |---|---|
 //! | `value.rs` | typed values: static data of nodes, keys, metadata |
-//! | `diff.rs` | differences of typed values |
-//! | `sharding.rs` | how arrays were split over devices |
 //! | `record.rs` | the record |
 //! | `recorder.rs` | building the record during the walk |
-//! | `index.rs` | the index of the leaves |
-//! | `footer.rs` | after the record: checksums, its length, a mark |
 
-mod diff;
-mod footer;
-mod index;
 mod record;
 mod recorder;
-mod sharding;
 mod value;
 
-pub use diff::{HOLE, apart, short, short_name};
-pub use footer::{Footer, MARK, PartialSums, Regions, Seal, Sums, checksums_of};
-pub use index::{Index, LeafKind, Listing};
 pub use record::{Kind, Node, NodeType, Record, Repeat, Tie, check_version};
 pub use recorder::Recorder;
-pub use sharding::{Axes, Axis, Sharding, Split};
-pub use value::Value;
+pub use value::{HOLE, Value};
 
 /// Last in the top-level map.
 pub const RECORD_KEY: &str = "__treepack__";

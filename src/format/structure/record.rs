@@ -5,14 +5,13 @@
 
 use std::iter::repeat_n;
 
-use rmp_serde::Deserializer;
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
-use super::footer::{Footer, damaged};
-use super::sharding::{MAX_SHARDINGS, Sharding, Split};
 use crate::base::grow::{self, decode};
 use crate::base::watch::Watch;
+use crate::format::footer::{Footer, damaged};
+use crate::format::mesh::{MAX_SHARDINGS, Sharding, Split};
 use crate::{Error, Result};
 
 const VERSION: u32 = 1;
@@ -33,7 +32,7 @@ pub struct Record {
     /// A [`super::Value`].
     #[serde(default, deserialize_with = "decode::bytes_or_none")]
     pub metadata: Option<ByteBuf>,
-    /// A [`super::Index`].
+    /// A [`crate::format::index::Index`].
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
@@ -51,7 +50,7 @@ pub struct Record {
     #[serde(deserialize_with = "decode::list")]
     pub ties: Vec<Tie>,
     /// The digest of the bytes of each leaf of the index that is an array. The last field, so that it
-    /// ends the encoded record: see [`super::Seal`].
+    /// ends the encoded record: see [`crate::format::footer::Seal`].
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
@@ -187,9 +186,9 @@ impl Record {
             version: u32,
         }
         let check = |version| check_version("the record of the structure", version, VERSION);
-        let record: Self = read(bytes).or_else(|error| {
+        let record: Self = decode::nested(bytes, MAX_NESTING).or_else(|error| {
             // Another version may have other fields.
-            let versioned: Versioned = read(bytes).map_err(broken)?;
+            let versioned: Versioned = decode::nested(bytes, MAX_NESTING).map_err(broken)?;
             check(versioned.version)?;
             Err(broken(error))
         })?;
@@ -256,12 +255,4 @@ pub fn check_version(part: &str, found: u32, supported: u32) -> Result<()> {
 
 fn broken(error: rmp_serde::decode::Error) -> Error {
     decode::explain_sealed(&error, |error| damaged(error))
-}
-
-pub(super) fn read<'a, T: Deserialize<'a>>(
-    bytes: &'a [u8],
-) -> std::result::Result<T, rmp_serde::decode::Error> {
-    let mut deserializer = Deserializer::from_read_ref(bytes);
-    deserializer.set_max_depth(MAX_NESTING);
-    T::deserialize(&mut deserializer)
 }

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
-use super::footer::count_of;
-use super::sharding::MAX_SHARDINGS;
-use super::{Kind, Node, NodeType, Record, Repeat, Sharding, Split, Tie};
+use super::{Kind, Node, NodeType, Record, Repeat, Tie};
+use crate::format::footer::count_of;
+use crate::format::mesh::{MAX_SHARDINGS, Sharding, Split};
 use crate::{Result, base::grow};
 
 #[derive(Debug)]

@@ -11,10 +11,9 @@ use std::ops::Range;
 use crate::base::raw::{Lender, RawBytes};
 use crate::base::watch::Watch;
 use crate::format::array::{self, Array, Framing, KeyPlace, Like, RecentHeaders};
+use crate::format::index::{LeafKind, Listing};
 use crate::format::layout::{Layout, LayoutBuilder, Payload};
-use crate::format::structure::{
-    Kind, LeafKind, Listing, NodeType, RECORD_KEY, ROOT_KEY, Record, Recorder, Tie,
-};
+use crate::format::structure::{Kind, NodeType, RECORD_KEY, ROOT_KEY, Record, Recorder, Tie};
 use crate::format::wire::{self, Complex, Head, length};
 use crate::{Error, Result, base::grow};
 

@@ -4,8 +4,10 @@ use super::Encoder;
 use crate::base::digest::Digest;
 use crate::base::watch::Watch;
 use crate::format::array::Array;
+use crate::format::footer::{Regions, Seal};
+use crate::format::index::{LeafKind, Listing};
 use crate::format::layout::{Layout, Payload};
-use crate::format::structure::{Kind, LeafKind, Listing, Record, Recorder, Regions, Seal};
+use crate::format::structure::{Kind, Record, Recorder};
 use crate::format::wire::{self, Head, length};
 use crate::{Result, base::grow};
 

@@ -17,7 +17,7 @@ use crate::Result;
 use crate::base::raw::{AsRaw as _, Uninit};
 use crate::base::watch::Watch as _;
 use crate::catalog::ArrayPlace;
-use crate::format::array::{Bounds, Runs};
+use crate::elements::{Bounds, Runs};
 
 type Read<'a> = &'a (dyn Fn(&mut Uninit) -> Result<()> + Sync);
 

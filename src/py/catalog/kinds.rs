@@ -4,7 +4,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use super::super::memory::{new_tuple, row};
-use crate::format::structure::LeafKind;
+use crate::format::index::LeafKind;
 
 pub fn described<'py>(py: Python<'py>, kind: &LeafKind) -> PyResult<Bound<'py, PyTuple>> {
     let (dtype, shape) = match kind {

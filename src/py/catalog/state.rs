@@ -12,7 +12,7 @@ use super::super::objects::{CopyMode, Objects};
 use super::super::options::Int;
 use super::file::Catalog;
 use crate::format::array::MAX_NDIM;
-use crate::format::structure::LeafKind;
+use crate::format::index::LeafKind;
 use crate::grammar::events::no_dtype;
 use crate::{Error, base::source, catalog};
 

@@ -13,7 +13,8 @@ use super::super::restore::{Cursor, Found, Here, Name, Options, Ordered, RecordW
 use super::values::{Built, Objects};
 use crate::Error;
 use crate::base::source::{Source, bytes_of};
-use crate::format::structure::{Footer, RECORD_KEY, ROOT_KEY, Record};
+use crate::format::footer::Footer;
+use crate::format::structure::{RECORD_KEY, ROOT_KEY, Record};
 use crate::format::wire::Head;
 use crate::grammar::events::{Closed, Event};
 

@@ -29,7 +29,8 @@ use super::nodes::{check_count, damaged, node_at, numbers};
 use super::plan::{Names, Options, Parts, Plan, below};
 use super::state::State;
 use crate::base::grow;
-use crate::format::structure::{Axis, Kind, Record, Sharding, Tie};
+use crate::format::mesh::{Axis, Sharding};
+use crate::format::structure::{Kind, Record, Tie};
 
 #[pyfunction]
 #[pyo3(signature = (

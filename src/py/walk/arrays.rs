@@ -21,7 +21,8 @@ use crate::base::grow;
 use crate::base::source::{Pieces, Source};
 use crate::format::array::ALIGN_MIN_BYTES;
 use crate::format::layout::LayoutBuilder;
-use crate::format::structure::{Axes, Axis, Kind, Sharding};
+use crate::format::mesh::{Axes, Axis, Sharding};
+use crate::format::structure::Kind;
 use crate::format::wire;
 
 /// A tree has few dtypes, but may have many objects of one.

@@ -8,7 +8,7 @@ use pyo3::types::PyList;
 
 use super::super::hooks::Hooks;
 use super::super::memory::{ArrayParts, Borrowed};
-use crate::format::array::{Shard, Sharded};
+use crate::format::shards::{Shard, Sharded};
 use crate::format::window::{Fetch, Window};
 use crate::{Error, Result, base::grow};
 

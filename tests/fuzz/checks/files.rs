@@ -4,8 +4,9 @@
 use std::mem::MaybeUninit;
 
 use treepack::catalog::{ArrayPlace, BLOCK_BYTES, Catalog};
-use treepack::format::array::Bounds;
-use treepack::format::structure::{Footer, Record, Regions, Seal, Value};
+use treepack::elements::Bounds;
+use treepack::format::footer::{Footer, Regions, Seal};
+use treepack::format::structure::{Record, Value};
 use treepack::grammar::events::Events;
 use treepack_codec::codec::gzip::Method;
 

@@ -3,7 +3,8 @@
 use treepack::Result;
 use treepack::catalog::stream_items;
 use treepack::format::array::resolve;
-use treepack::format::structure::{Index, Record, Value};
+use treepack::format::index::Index;
+use treepack::format::structure::{Record, Value};
 use treepack::grammar::events::{Event, Events};
 
 use super::Windowed;

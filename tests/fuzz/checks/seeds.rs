@@ -7,7 +7,8 @@ use std::path::Path;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use treepack::base::source::{Source, read_to};
-use treepack::format::structure::{Footer, Kind, Record};
+use treepack::format::footer::Footer;
+use treepack::format::structure::{Kind, Record};
 use treepack::sharding::manifest::{MARK, Manifest};
 use treepack_codec::codec::gzip::Method;
 

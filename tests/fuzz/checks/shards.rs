@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use treepack::base::source::{Source, read_to};
 use treepack::catalog::{Catalog, FoundArrays};
-use treepack::format::array::Bounds;
+use treepack::elements::Bounds;
 use treepack::sharding::boxes::{ManifestPlace, OpenFile, ShardBox, ShardedArray};
 use treepack::sharding::manifest::{MARK, Manifest};
 

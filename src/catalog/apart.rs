@@ -2,11 +2,8 @@
 
 use std::fmt::{self, Write};
 
-use super::Value;
+use crate::format::structure::{HOLE, Value};
 use crate::{Result, base::grow};
-
-/// The name of placeholders for code.
-pub const HOLE: &str = "treepack.hole";
 
 const MAX_TEXT: usize = 40;
 

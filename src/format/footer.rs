@@ -205,7 +205,7 @@ impl Seal {
     }
 }
 
-pub(super) fn count_of(len: usize) -> Result<u32> {
+pub(crate) fn count_of(len: usize) -> Result<u32> {
     length("record of the structure", len)
 }
 

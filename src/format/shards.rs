@@ -3,9 +3,9 @@
 //! Its bytes in C order are copied row by row from the shards into the output, without assembling
 //! the array first.
 
-use super::ShardGrid;
 use crate::Result;
 use crate::base::raw::{AsRaw, Filling, Uninit, zeroed};
+use crate::elements::ShardGrid;
 use crate::format::layout::Payload;
 
 /// A block of `shape` elements at `start`, in C order.

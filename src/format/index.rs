@@ -7,12 +7,14 @@ use serde::de::{Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_bytes::ByteBuf;
 
-use super::footer::count_of;
-use super::record::read;
 use crate::base::grow::{self, decode};
 use crate::base::watch::Watch;
+use crate::format::footer::count_of;
 use crate::format::wire::Head;
 use crate::{Error, Result};
+
+/// The deepest nesting of MessagePack in an index.
+const MAX_NESTING: usize = 16;
 
 /// The kind of a leaf as the index records it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
@@ -176,8 +178,8 @@ impl Index {
     }
 
     pub fn decode(bytes: &[u8]) -> Result<Self> {
-        let index: Self =
-            read(bytes).map_err(|error| decode::explain(&error, |error| Self::damaged(error)))?;
+        let index: Self = decode::nested(bytes, MAX_NESTING)
+            .map_err(|error| decode::explain(&error, |error| Self::damaged(error)))?;
         if index.heads.len() != index.sizes.len() {
             return Err(Self::damaged("its columns differ in length"));
         }
