@@ -112,9 +112,9 @@ clean:
 check-systems: $(VENV)/.rust
 	@sh tools/systems.sh check-targets aarch64-apple-darwin x86_64-pc-windows-gnu
 
-# The parts of `make test`. A process for each core, each with jax and a gigabyte of memory, and one
-# more, since many tests wait.
-WORKERS = $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+# The parts of `make test`. A process for each core, each with jax and a gigabyte of memory, and more,
+# since many tests wait: campaigns most.
+WORKERS = $(shell expr $$(getconf _NPROCESSORS_ONLN) + $(if $(filter quick,$(TIER)),1,2))
 TIER := quick
 TIER_all := -m '' --hypothesis-profile=all --durations=40 --junitxml=target/tests.xml
 TIER_nightly := -m '' --hypothesis-profile=nightly --durations=40

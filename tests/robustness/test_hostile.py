@@ -28,7 +28,7 @@ def campaign(first: int, count: int, *options: str) -> None:
 
 def test_hostile_files_are_documented_errors() -> None:
     """Set TREEPACK_HOSTILE to the number of cases to try more of them."""
-    count = int(os.environ.get("TREEPACK_HOSTILE", tiers.either(8, 500, nightly=1000)))
+    count = int(os.environ.get("TREEPACK_HOSTILE", tiers.either(8, 100, nightly=1000)))
     # Of a few cases, no other one need come before them.
     campaign(0, count, "--warm-up", str(min(count, 400)))
 

@@ -323,7 +323,7 @@ def test_a_call_that_fails_or_a_full_disk_leaves_the_old_or_the_new(
     kind: str, in_memory: Path
 ) -> None:
     is_composed = kind in COMPOSED
-    each = tiers.either(False, kind in ("file", "directory"), nightly=True)
+    each = tiers.either(False, kind == "file", nightly=True)
     stride = tiers.either(7, 19, nightly=1) if is_composed else 1
     calls = f"each={each}, stride="
     folder = "pathlib.Path(sys.argv[1])"

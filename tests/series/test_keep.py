@@ -85,7 +85,7 @@ class Model:
         return not math.isnan(value) and better < count
 
 
-@settings(max_examples=tiers.either(50, 2000, nightly=10_000))
+@settings(max_examples=tiers.either(50, 500, nightly=10_000))
 @given(keep=KEEPS, events=st.lists(EVENTS, max_size=12))
 def test_the_rules_keep_what_a_model_keeps(keep: treepack.Keep, events: list[Any]) -> None:
     """Of whole checkpoints that are not pinned, without files."""
