@@ -2,6 +2,8 @@
 
 pub mod wire;
 
+pub(crate) mod dtypes;
+
 pub mod footer;
 
 pub(crate) mod mesh;

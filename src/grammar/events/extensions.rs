@@ -4,6 +4,7 @@ use super::open::unhashable;
 use super::read::Reader;
 use super::{ArrayEntry, Event, Events, Span};
 use crate::format::array::Dims;
+use crate::format::dtypes;
 use crate::format::wire::{AHEAD, Complex, EXT_COMPLEX, EXT_NDARRAY, EXT_NPSCALAR, Head};
 use crate::{Error, Result, base::grow};
 
@@ -136,7 +137,7 @@ impl Reader<'_> {
         if len > MAX_DTYPE_NAME {
             let mut name = Vec::new();
             self.cursor.read(MAX_DTYPE_NAME, &mut name)?;
-            return Err(no_dtype(&name, offset));
+            return Err(dtypes::no_dtype(&name, offset));
         }
         // The name is read into the text, and removed again.
         let start = self.events.text.len();
@@ -193,13 +194,6 @@ impl Events {
         self.spans.extend_from_slice(spans);
         Ok(array)
     }
-}
-
-pub fn no_dtype(name: &[u8], offset: usize) -> Error {
-    const MOST_BYTES: usize = 100;
-    let name = String::from_utf8_lossy(&name[..name.len().min(MOST_BYTES)]);
-    let cure = "select= and exclude= of treepack.load load the other leaves";
-    Error::malformed(offset, format!("unsupported array dtype {name:?}: {cure}"))
 }
 
 #[inline]

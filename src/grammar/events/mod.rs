@@ -12,11 +12,9 @@
 //! | `extensions.rs` | arrays, NumPy scalars, complex numbers |
 //! | `recent.rs` | repeated headers of arrays |
 //! | `chunks.rs` | joining the chunks of an array |
-//! | `itemsize.rs` | element sizes by names of dtypes |
 
 mod chunks;
 mod extensions;
-mod itemsize;
 mod keys;
 mod open;
 mod read;
@@ -27,9 +25,8 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use crate::format::array::resolve;
+use crate::format::dtypes::itemsize;
 
-pub(crate) use extensions::no_dtype;
-pub(crate) use itemsize::itemsize;
 pub use read::{Closed, Reader};
 
 /// One value. A container's values follow it, in a map each after its key. Packed into 16 bytes,

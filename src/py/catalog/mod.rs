@@ -37,7 +37,7 @@ use super::select::{Marks, Selector};
 use super::watch::{Signals, Watcher};
 use crate::catalog::{self, BLOCK_BYTES, Status};
 use crate::foreign::sniff::{Sample, explain};
-use crate::grammar::events::itemsize;
+use crate::format::dtypes::itemsize;
 use crate::{Error, Result, base::grow, base::parallel};
 
 pub use self::boxes::copy_array;

@@ -12,8 +12,8 @@ use super::super::objects::{CopyMode, Objects};
 use super::super::options::Int;
 use super::file::Catalog;
 use crate::format::array::MAX_NDIM;
+use crate::format::dtypes::no_dtype;
 use crate::format::index::LeafKind;
-use crate::grammar::events::no_dtype;
 use crate::{Error, base::source, catalog};
 
 impl Catalog {

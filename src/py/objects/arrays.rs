@@ -10,7 +10,7 @@ use super::super::memory::{FreshArray, SmallCopies, new_tuple, view};
 use super::values::{Built, CopyMode, Objects};
 use crate::base::source::Source;
 use crate::format::array::resolve;
-use crate::grammar::events::no_dtype;
+use crate::format::dtypes::no_dtype;
 use crate::{Error, base::grow};
 
 /// Size from which arrays are copied together at the end.

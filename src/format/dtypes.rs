@@ -1,4 +1,6 @@
-//! Element sizes by names of dtypes.
+//! Names of dtypes: their element sizes, and the error for unknown ones.
+
+use crate::Error;
 
 /// The element size in bytes, at least one; `None` for unknown names.
 pub fn itemsize(name: &str) -> Option<usize> {
@@ -17,6 +19,13 @@ pub fn itemsize(name: &str) -> Option<usize> {
     let bits: usize = rest[..end.unwrap_or(rest.len())].parse().ok()?;
     let known = matches!(kind, "int" | "uint" | "float" | "complex");
     (known && bits <= 256).then(|| bits.div_ceil(8))
+}
+
+pub fn no_dtype(name: &[u8], offset: usize) -> Error {
+    const MOST_BYTES: usize = 100;
+    let name = String::from_utf8_lossy(&name[..name.len().min(MOST_BYTES)]);
+    let cure = "select= and exclude= of treepack.load load the other leaves";
+    Error::malformed(offset, format!("unsupported array dtype {name:?}: {cure}"))
 }
 
 #[cfg(test)]
