@@ -31,6 +31,7 @@ from treepack._src.options import (
     StorageOptions,
     Strict,
 )
+from treepack._src.publishing import Publisher, Subscriber
 from treepack._src.readers.info import Info
 from treepack._src.readers.reader import LazyArray
 from treepack._src.registry.register import register_dataclass, register_namedtuple, register_node
@@ -39,7 +40,7 @@ from treepack._src.registry.static import register_auxdata, register_function
 from treepack._src.registry.types import registered_types
 from treepack._src.restore.report import Report
 from treepack._src.saving.background import Saving
-from treepack._src.series import Keep, Publisher, Series, Subscriber
+from treepack._src.series import Keep, Series
 from treepack._src.storage.address import Location
 from treepack.errors import *  # noqa: F403  # it lists its names
 

@@ -110,13 +110,21 @@ FEATURES = {
         ("_src/series",),
         {
             _PUBLIC: {
-                "from treepack._src.series import Keep, Publisher, Series, Subscriber\n": "",
-                **{
-                    f'    "{name}",\n': "" for name in ("Keep", "Publisher", "Series", "Subscriber")
-                },
+                "from treepack._src.series import Keep, Series\n": "",
+                **{f'    "{name}",\n': "" for name in ("Keep", "Series")},
             }
         },
         "step or version or Series or Subscriber or link",
+    ),
+    "publishing": Feature(
+        ("_src/publishing",),
+        {
+            _PUBLIC: {
+                "from treepack._src.publishing import Publisher, Subscriber\n": "",
+                **{f'    "{name}",\n': "" for name in ("Publisher", "Subscriber")},
+            }
+        },
+        "version or Subscriber",
     ),
     "obstore": Feature(
         ("_src/storage/objects.py",),

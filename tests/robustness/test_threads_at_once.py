@@ -20,11 +20,11 @@ import treepack
 from treepack import serialization
 from treepack._src.claims.directory import RemoteDirectory, interrupted
 from treepack._src.processes.group import Group, _Rounds
+from treepack._src.publishing import publisher
+from treepack._src.publishing.versions import Versions
 from treepack._src.pytree import handlers
 from treepack._src.pytree.containers import NAMEDTUPLE
 from treepack._src.registry import names, nodes, unregistered
-from treepack._src.runs.versions import Versions
-from treepack._src.series import publishing
 from treepack._src.storage.address import Address
 
 ROUNDS = 20
@@ -244,7 +244,7 @@ def test_threads_share_a_subscriber(tmp_path: Path) -> None:
     assert subscriber.latest() == (ROUNDS, {"v": ROUNDS})
 
 
-@pytest.mark.parametrize(("owner", "name"), [(Versions, "loaded"), (publishing, "load")])
+@pytest.mark.parametrize(("owner", "name"), [(Versions, "loaded"), (publisher, "load")])
 def test_a_subscriber_returns_number_and_tree_of_one_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
 ) -> None:

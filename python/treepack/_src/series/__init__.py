@@ -1,7 +1,6 @@
 """Series of checkpoints: files of one directory, numbered by steps."""
 
 from treepack._src.series.keep import Keep
-from treepack._src.series.publishing import Publisher, Subscriber
 from treepack._src.series.series import Series
 
-__all__ = ["Keep", "Publisher", "Series", "Subscriber"]
+__all__ = ["Keep", "Series"]

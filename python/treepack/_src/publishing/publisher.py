@@ -11,7 +11,7 @@ from treepack._src.api.files import load
 from treepack._src.elsewhere import Advising
 from treepack._src.options import ChoiceOptions, Static, StorageOptions, Template, takes
 from treepack._src.printable import warn
-from treepack._src.runs.versions import Head, Versions
+from treepack._src.publishing.versions import Head, Versions
 from treepack._src.storage.address import Location
 from treepack.errors import BusyError, CorruptionError, TreepackError
 
