@@ -9,6 +9,7 @@ old one. If several jobs save to a directory, only one can commit (`directory.py
 
 from __future__ import annotations
 
+import functools
 import json
 import secrets
 import zlib
@@ -93,7 +94,7 @@ class ShardedWrite:
         # Differs if two processes save different trees. Path by path: a long key is in many.
         self._plan = plan.checksum
         for parts, array in zip(paths, arrays, strict=True):
-            kind = json.dumps([parts, list(array.shape), name_of(array.dtype)])
+            kind = repr((parts, array.shape, name_of(array.dtype)))
             self._plan = zlib.crc32(kind.encode(), self._plan)
         self._identity: Identity | None = None  # for other processes
         if count > 1:
@@ -338,6 +339,11 @@ def _array_paths(manifest: core.Manifest, count: int) -> list[list[str]]:
     return paths
 
 
+@functools.lru_cache(maxsize=1024)  # many arrays have one shape
+def _cells(shape: tuple[int, ...], counts: tuple[int, ...]) -> core.ShardGrid:
+    return core.ShardGrid(shape, counts)
+
+
 def _shards(
     path: list[str],
     array: Any,
@@ -347,11 +353,14 @@ def _shards(
 ) -> list[tuple[int, list[str], Any]]:
     """Returns the numbers, names and data of shards; blocks of rows are views of host memory."""
     counts, is_host = grid
-    cells = core.ShardGrid(array.shape, counts)
+    cells = _cells(tuple(array.shape), tuple(counts))
     if is_host and len(cells) == 1:
         return [(0, [], array)] if wanted else []
-    if len(cells) == 1 and wanted and (shards := array.addressable_shards):
-        return [(0, [cells.name(0)], shards[0].data)]
+    if len(cells) == 1 and wanted:
+        if len(array.sharding.device_set) == 1:  # as most arrays; making shards takes long
+            return [(0, [cells.name(0)], array)]
+        if shards := array.addressable_shards:
+            return [(0, [cells.name(0)], shards[0].data)]
     size = array.shape if is_host else array.sharding.shard_shape(array.shape)
     is_split = any(
         part * count > n for part, count, n in zip(size, counts, array.shape, strict=True)

@@ -24,12 +24,18 @@ def plan_of(arrays: Iterable[Any], block: int | None = None) -> core.ShardPlan:
     """
     return _plan(
         tuple(
-            (array.shape, array.nbytes, array.sharding, array.is_fully_addressable, block)
+            (array.shape, _nbytes(array), array.sharding, array.is_fully_addressable, block)
             if _jax.is_array(array)
             else (array.shape, array.nbytes, _readable_by(array), False, _block_of(array, block))
             for array in arrays
         )
     )
+
+
+def _nbytes(array: Any) -> int:
+    """Returns `nbytes`, which JAX computes slowly."""
+    nbytes: int = math.prod(array.shape) * array.dtype.itemsize
+    return nbytes
 
 
 def _readable_by(array: Any) -> tuple[int, ...]:
