@@ -1,6 +1,6 @@
 """Opens files that `open` leaves to their readers' choice.
 
-| file | how it is recognised |
+| file | recognised |
 |---|---|
 | names divided by another separator | by the suffix, or by the content |
 | streams of EasyLM and EasyDeL | by the first bytes |
@@ -47,10 +47,7 @@ def open_anything(
     mapping: Any = None,
     progress: Progress = None,
 ) -> File:
-    """Opens a file of any format; `progress` is for files that are read whole.
-
-    `separator` stands between keys in names of arrays; `base` is for a patch.
-    """
+    """Options are for names (`separator`), a patch (`base`), and whole reads (`progress`)."""
     file = _opened(source, separator, max_size, base, progress)
     if mapping is None:
         return file
@@ -96,7 +93,6 @@ def _check_is_patch(content: core.Content) -> None:
 def _laid_out(
     source: Address, separator: str | None, max_size: int | None
 ) -> tuple[core.Layout, str] | None:
-    """Lays out a file that `open` does not read, or reads in another way; names its format."""
     format, content = formats.of_suffix(source), None
     is_file = format is None and source.is_local and stat.S_ISREG(mode_of(source))
     if is_file and source.nbytes():

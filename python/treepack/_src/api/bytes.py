@@ -47,10 +47,8 @@ def dumps(
 ) -> bytes:
     """Encodes a tree and its structure as msgpack, as `save` writes it to a file.
 
-    Raises the errors of `save`.
-
     Args:
-      tree: Any tree of dicts, lists, tuples, registered nodes and leaves.
+      tree: See `save`.
       metadata: See `save`.
       static: See `save`.
       select: See `save`.
@@ -58,11 +56,14 @@ def dumps(
       compress: See `save`.
       level: See `save`.
       align: See `save`. Memory of `bytes` objects is aligned to 16.
-      base: The receiver's data: a tree, encoded bytes, frames, or an open `File`. The result is
-        then a patch, which `loads` reads with the same base: arrays of the same path, dtype and
-        shape are differences. Arrays on accelerators are fetched, the base's too.
+      base: The receiver's data: a tree, encoded bytes, frames, or an open `File`. The result is a
+        patch, which `loads` reads with the same base: arrays of the same path, dtype and shape are
+        differences. Arrays on accelerators are fetched, the base's too.
       threads: See `save`.
       progress: See `save`; for compressing.
+
+    Raises:
+      UnserializableLeafError: See `save`, also for further errors.
 
     Examples:
       >>> import numpy as np, treepack
@@ -75,9 +76,8 @@ def dumps(
       >>> held = {"w": np.ones(1000, np.float32)}
       >>> policy = {"w": held["w"].copy()}
       >>> policy["w"][::100] += 0.5
-      >>> patch = treepack.dumps(policy, base=held)
-      >>> len(patch) < 300, np.array_equal(treepack.loads(patch, base=held)["w"], policy["w"])
-      (True, True)
+      >>> len(treepack.dumps(policy, base=held)) < 300
+      True
     """
     if _more:
         raise TypeError(
@@ -112,10 +112,9 @@ def loads(
         list of them, such as the frames of `buffers`, which are joined. Without a target, encodings
         of flax and of `treepack.serialization` become dicts and lists.
       target: A template.
-      base: The tree, encoded bytes or open `File` that a patch was made against; see `dumps`. Other
-        data ignore it. The result shares unchanged JAX arrays of a base tree, unless they are tiny,
-        or other devices or dtypes are requested. NumPy arrays may change later, so they are always
-        new.
+      base: The tree, encoded bytes or open `File` that a patch was made against; ignored for other
+        data. The result shares unchanged JAX arrays of a base tree, unless they are tiny, or other
+        devices or dtypes are requested; NumPy arrays are always new.
       max_size: The maximum bytes of decompressed data, or of the encoding of a patch and its base.
       progress: A callable of the bytes done and their total, or `True` for a bar; for
         decompressing.
@@ -168,16 +167,8 @@ def packed_size(
     """Returns the number of bytes that `pack_into` writes for a tree with the same options.
 
     It depends only on structure, shapes and dtypes, so compute it once: it takes a walk of the
-    tree. Arrays on accelerators are not transferred. With `align=1`, it equals the length of
-    `to_bytes`, or of `dumps` if `described`.
-
-    Args:
-      tree: Any tree; see `treepack.serialization.to_state_dict`.
-      align: See `pack_into`.
-      described: See `pack_into`.
-      metadata: See `pack_into`.
-      static: See `pack_into`.
-      base: See `pack_into`. Then the size depends on the content, and this makes the patch.
+    tree, and no transfers. With `base=`, it depends on the content, and this makes the patch. With
+    `align=1`, it is the length of `to_bytes`, or of `dumps` if `described`.
 
     Raises:
       UnserializableLeafError: See `treepack.serialization.to_bytes`, also for further errors.
@@ -249,14 +240,13 @@ def pack_into(
     the buffer. Writes nothing if the buffer is too small.
 
     Args:
-      tree: Any tree. Its arrays may lie in `buffer` itself, but not in another mapping of the same
-        memory.
+      tree: Any tree. Its arrays may lie in `buffer`, but not in another mapping of the same memory.
       buffer: Any writable, contiguous buffer, which other threads and processes must not use during
         the call. Trees that were restored from it before change: their arrays view the buffer, and
         so may JAX arrays made from these.
       offset: The offset in bytes at which to write. If it is a multiple of `align` and the buffer
         is aligned (shared memory is), arrays are aligned in memory.
-      align: A power of two from 1 to 64. Arrays begin at its multiples. An array below 1 KiB that
+      align: A power of two from 1 to 64. Arrays begin at its multiples; an array below 1 KiB that
         wider headers cannot move far enough is aligned for its dtype. With 64, JAX on CPU can use
         arrays in place.
       described: Whether to write the encoding of `dumps`, which `loads` reads.
@@ -308,19 +298,10 @@ def buffers(
 ) -> list[memoryview]:
     """Returns the encoding of a tree as a list of buffers, without copying large arrays.
 
-    Joined, they equal the output of `pack_into`, with the same options. Send them one by one, as a
+    Joined, they equal the output of `pack_into` with the same options. Send them one by one, as a
     multipart ZeroMQ message, or in batches with `os.writev` or `socket.sendmsg`, which take up to
     1024 buffers on most systems and may write only a part. Buffers of contiguous arrays of at least
-    4 KiB view their memory, so do not change the arrays before they are sent. Smaller arrays are
-    joined with the headers around them.
-
-    Args:
-      tree: Any tree; see `treepack.serialization.to_state_dict`.
-      align: See `pack_into`.
-      described: See `pack_into`.
-      metadata: See `pack_into`.
-      static: See `pack_into`.
-      base: See `pack_into`.
+    4 KiB view their memory, so do not change these arrays before they are sent.
 
     Returns:
       Read-only memoryviews of bytes. They keep the arrays alive.
@@ -344,8 +325,8 @@ def apply_delta(
 ) -> int:
     """Applies a patch to the tree in a buffer.
 
-    The buffer must have an encoding of `pack_into`, and the patch must be of `pack_into`, `buffers`
-    or `dumps` with the same options, with the buffer's tree as `base=`, and with keys in the same
+    The buffer must have an encoding of `pack_into`, and the patch be of `pack_into`, `buffers` or
+    `dumps` with the same options, with the buffer's tree as `base=`, and with keys in the same
     order. Afterwards, the buffer has the bytes that `pack_into` would have written. Only changed
     elements are written.
 
@@ -364,8 +345,8 @@ def apply_delta(
 
     Raises:
       BaseMismatchError: If the buffer has another tree than the base; it lists the leaves.
-      ValueError: If the new encoding is larger than the buffer, or an array has another place in
-        it, as after an integer that became longer: keep counters as arrays, or pack the whole tree.
+      ValueError: If the new encoding is larger than the buffer, or moves an array, as after an
+        integer that became longer: keep counters as arrays, or pack the whole tree.
       DecodeError: If the patch is damaged, or the buffer has no tree.
       BufferError: If the buffer is not writable or not contiguous.
 

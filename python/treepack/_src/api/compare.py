@@ -1,5 +1,3 @@
-"""Compares two checkpoints leaf by leaf: `diff`."""
-
 from __future__ import annotations
 
 import contextlib
@@ -32,7 +30,7 @@ class Difference(NamedTuple):
     Attributes:
       path: The path of the leaf, container, or static field.
       kind: `"only in the first"`, `"only in the second"`, `"shape"`, `"dtype"`, `"values"` of
-        arrays, `"value"` of other leaves, or `"static"` for static data and types of containers.
+        arrays, `"value"` of other leaves, or `"static"` (static data, types of containers).
       text: A description.
     """
 
@@ -126,15 +124,13 @@ def diff(
       other: Likewise.
       rtol: The relative tolerance for values.
       atol: The absolute tolerance for values.
-      stats: Whether to compute norms, changes and NaNs of each module.
+      stats: Whether to compute norms, changes and NaNs of each module, as `modules`.
       mapping: A `Mapping`, or its rules, by which `one` is read, as a tree of the layout of
         `other`.
       max_size: The maximum decompressed bytes of each; see `load`.
 
     Returns:
-      A list of the differences, each with `path`, `kind` and `text`. With `stats=True`, its
-      `modules` are the changes of modules by path, each with `norm`, `other_norm`, `change`,
-      `largest`, `nan` and `other_nan`.
+      The differences, each with `path`, `kind` and `text`.
 
     Examples:
       >>> import numpy as np, treepack

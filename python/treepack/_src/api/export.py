@@ -1,5 +1,3 @@
-"""Saves functions of `jax.export` with their parameters in one file."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -67,7 +65,7 @@ def save_exported(
     """Saves an exported function and its parameters to one file, atomically.
 
     Needs the package `flatbuffers`. Takes the options of `save`. jax promises to load a function
-    for six months after it was exported, and 0.12, which writes version 12 of its format, refuses
+    for six months after its export, and 0.12, which writes version 12 of its format, refuses
     expired ones. The parameters do not expire.
 
     Args:
@@ -78,10 +76,8 @@ def save_exported(
       metadata: See `save`, also for other options.
 
     Raises:
-      OSError: If the file cannot be written.
       TreepackError: If a node type is not registered with `jax.export` (`register_tree` registers
-        it), if a dict has keys that are not strings, or if `jax.export` cannot save the function
-        for another reason.
+        it), a dict has keys that are not strings, or `jax.export` cannot save the function.
       UnserializableLeafError: See `save`, also for further errors.
 
     Examples:
@@ -145,24 +141,10 @@ def load_exported(
     """Loads the function and the parameters that `save_exported` saved.
 
     The node types of arguments, results and parameters must be registered before; importing their
-    module is enough if they are decorated with `register_dataclass`. The arrays are read from the
-    file when they are used. Options are for the parameters.
-
-    Args:
-      path: The file, which must not be truncated or overwritten in place while it is mapped.
-      arrays: See `load`.
-      device: See `load`.
-      sharding: See `load`.
-      static: See `load`.
-      copy: See `load`.
-      mmap: See `load`.
-      max_size: See `load`.
-      threads: See `load`.
-      progress: See `load`.
-      storage_options: See `save`.
+    module is enough if they are decorated with `register_dataclass`. Options are those of `load`,
+    for the parameters. The file must not be truncated or overwritten in place while it is mapped.
 
     Raises:
-      OSError: If the file cannot be read.
       DecodeError: If the file has another format, if a node type among the arguments or results of
         the function is not registered (see `register_tree`), or if jax refuses the function, as
         0.12 does with one that was exported more than six months ago.

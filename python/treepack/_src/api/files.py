@@ -1,5 +1,3 @@
-"""Saves trees to files and loads them: `save`, `load`, `abstract` and others."""
-
 from __future__ import annotations
 
 import functools
@@ -73,16 +71,15 @@ def save(
     """Saves a tree to a file, atomically.
 
     `load` restores the tree without a template: containers, the order of keys, keys other than
-    strings, nodes of registered types with their static data, and leaves. flax reads the file as
-    well: it is msgpack with one more key, `__treepack__`, which flax ignores in dicts.
+    strings, registered types with their static data, and leaves. flax reads the file as well: it is
+    msgpack with one more key, `__treepack__`, which flax ignores in dicts.
 
     Writes from the arrays to a temporary file in the same directory, then renames it: after any
-    failure, the file is either the old or the new one. Missing directories are created.
+    failure, the file is the old or the new one. Missing directories are created.
 
     The suffix `.msgpack` writes flax's own form, also for its targets that are not dicts: without
     structure, index, checksums and metadata, so `load` needs a template. The suffix `.safetensors`
-    or `format="safetensors"` saves only the arrays, for other libraries; names are paths with dots
-    between their keys.
+    or `format="safetensors"` saves only the arrays; their names are paths with dots between keys.
 
     Args:
       path: The file (`~` is the home folder), a `UPath`, or a URL of a store (obstore or fsspec),
@@ -96,26 +93,25 @@ def save(
         metadata, or a `Tree` of one, which becomes dicts. Only these can become `.npz` and `.npy`,
         which get the arrays; a file without a known suffix gets an index and a record if the old
         one has. They take no `background=`, `sharded=`, `base=` or `metadata=`: save `file.load()`
-        with these. Damage is an error, except after `open(salvage=True)`: then the intact leaves
-        are copied. Keep open files open until `save` returns: their arrays are read last.
-      background: Whether to write in a thread, and return a `Saving` as soon as the program may
-        change the tree: NumPy arrays are copied, arrays on accelerators fetched, and JAX arrays on
-        CPU, which are immutable, referenced. The next save to this path and the exit of the program
-        wait for it.
+        with these. Damage is an error; after `open(salvage=True)`, the intact leaves are copied.
+        Keep open files open until `save` returns.
+      background: Whether to write in a thread, and return a `Saving` as soon as the tree may
+        change: NumPy arrays are copied, arrays on accelerators fetched, and immutable JAX arrays on
+        CPU referenced. The next save to this path and the exit of the program wait for it.
       sharded: Whether `path` becomes a directory, to which each process of `jax.distributed` writes
-        its shards; all must call this with the same tree. `None` does so if no single process holds
-        an array fully. Of safetensors, each process writes some files. See docs/sharded.md.
+        its shards (of safetensors, some files); all must call this with the same tree. `None` does
+        so if no single process holds an array fully. See docs/sharded.md.
       step: A number, such as the training step, which processes that save together compare, so that
-        none combines its shards with another step. It is not stored; see `metadata`.
-      timeout: The seconds that processes which save together wait for each other.
-      metadata: Any value to store with the tree, of plain Python types or of types registered with
-        `register_auxdata`; see `read_metadata`. Unregistered dataclasses, namedtuples, enums,
-        `argparse.Namespace`s and `ConfigDict`s become plain dicts and values. For safetensors a
-        dict of strings, by default `{"format": "flax"}`.
+        none combines its shards with another step. Not stored.
+      timeout: The seconds that these processes wait for each other.
+      metadata: Any value of plain Python types or types registered with `register_auxdata`, for
+        `read_metadata`. Unregistered dataclasses, namedtuples, enums, `argparse.Namespace`s and
+        `ConfigDict`s become plain dicts and values. For safetensors a dict of strings, by default
+        `{"format": "flax"}`.
       static: How to treat static data and leaves that cannot be stored. `"skip-code"` leaves out
-        code (functions, optimizers of functions, definitions of models), which a template or
-        `load(static=...)` supplies again; other data, also of callables, are an error. `"skip"`
-        leaves these out, too, except arrays, also of other libraries. `"error"` leaves out nothing.
+        code (functions, optimizers, definitions of models), which a template or `load(static=...)`
+        supplies again; other data, also of callables, are an error. `"skip"` leaves these out, too,
+        except arrays, also of other libraries. `"error"` leaves out nothing.
       mapping: The layout of the file, as for `load`; each tensor is made when it is written. Keys
         of the file are divided at dots.
       select: The leaves to save, such as `"**/lora_*"`; see `load`. Not for an iterator. Containers
@@ -128,24 +124,24 @@ def save(
         docs/pipelines.md. `load` and `open` find a file in the same directory by its name; it must
         stay unchanged, and has no base itself. Not for sharded saves.
       format: `"safetensors"` saves to a directory as on Hugging Face: `model.safetensors`, or files
-        `model-00001-of-00002.safetensors` and their index, which is replaced last. Then files of
-        earlier saves are removed.
+        `model-00001-of-00002.safetensors` and their index, which is replaced last; then earlier
+        files are removed.
       max_shard_size: The maximum size of these files, in bytes or as `"500MB"` (powers of 1000); by
         default `"5GB"`. A larger array has its own file.
       separator: For safetensors, and npz of an open file: the text between keys in a name. `None`
         is a dot; for an open npz that is saved as npz, its text.
       compress: `True` compresses with gzip. `None` does so if the file name ends with `.gz`, except
-        in sharded saves. `"numbers"` compresses the exponents of floats: smaller and faster for
-        weights, but only for treepack; see docs/guide.md.
+        in sharded saves. `"numbers"` compresses the exponents of floats, smaller and faster for
+        weights, but only for treepack.
       level: The gzip level from 0 (stored) to 9 (smallest). `None` chooses by the content.
       align: A power of two from 1 to 64: arrays of at least 1 KiB begin at its multiples in bytes.
         With 64, JAX on CPU can use the arrays of a mapped file in place.
       durable: Whether to wait until the file is on the disk (fsync), so that it survives a power
-        failure, not only a crash of the program.
+        failure.
       threads: The maximum number of threads that copy or compress. `None` uses the environment
         variable `TREEPACK_NUM_THREADS`, or else the number of cores.
       progress: A callable of the encoded bytes done and their total, or `True` for a tqdm bar. An
-        exception in it cancels the save, and the file stays the old one.
+        exception in it cancels the save.
       storage_options: Options of obstore or fsspec for a URL, such as credentials and endpoints, in
         addition to a `UPath`'s; see docs/stores.md.
 
@@ -153,7 +149,6 @@ def save(
       With `background=True`, a `Saving`, whose `result()` waits until the file is written.
 
     Raises:
-      OSError: If the file cannot be written.
       UnserializableLeafError: With the path, if a leaf, a key or static data cannot be stored.
       ValueError: If a dict has two keys that are equal as strings, or a reserved key; if `select`
         or `mapping` matches nothing; if `path` has the suffix of another format; or if two arrays
@@ -430,7 +425,7 @@ def load(
         `load(path, {"params": params}, select="params")["params"]`. Without a target, incomplete
         containers become dicts with strings as keys. A pattern without a match in the file and the
         target is an error.
-      exclude: The leaves not to load, in the form of `select`. With a target, they stay unchanged.
+      exclude: The leaves not to load, in the form of `select`.
       mapping: The layout of the file, where it differs from the tree's: a `Mapping`; or a dict of
         its rules, tree: file, such as `{"params/backbone": "params/encoder"}` for other names, or
         `{"head/kernel": ("lm_head.weight", "v m -> m v")}`; or a function from paths of the target
@@ -459,8 +454,8 @@ def load(
         Arrays of a dtype that JAX lacks, such as `datetime64`, stay NumPy arrays; so do 64-bit
         arrays where the target has such NumPy arrays, unless `jax_enable_x64` is set.
       device: The device for all arrays, which become JAX arrays. By default, arrays are placed as
-        in the target; without a target, with the `NamedSharding` with which they were saved, if the
-        number of devices is the same (see docs/sharded.md), or else on the default device.
+        in the target; without one, with their saved `NamedSharding` if the number of devices is the
+        same (see docs/sharded.md), or else on the default device.
       sharding: The sharding for all arrays, which become JAX arrays: a `jax.sharding.Sharding`; a
         pytree of shardings, each for everything below it; or a callable of the path and a
         `ShapeDtypeStruct` that returns one. NumPy arrays without a sharding, or with `None`, stay
@@ -472,10 +467,10 @@ def load(
       timeout: The seconds that processes wait for each other with `replicas="broadcast"`.
       copy: For NumPy arrays, as in NumPy 2. `None` returns read-only views of the file where its
         bytes are aligned for the dtype, and copies elsewhere. `True` returns writable copies.
-        `False` returns only views, and is an error for arrays that are not aligned, also if they
-        are cast; cast arrays are new.
-      mmap: Whether to map the file, so that its arrays are read from the disk when they are used.
-        Meanwhile the file may be replaced or deleted, as by `save`, but must not be truncated or
+        `False` returns only views, and is an error for arrays that are not aligned, even if cast;
+        cast arrays are new.
+      mmap: Whether to map the file, so that its arrays are read from the disk when they are used. A
+        mapped file may be replaced or deleted, as by `save`, but must not be truncated or
         overwritten in place. `False` reads the whole file now.
       unknown: Whether nodes that cannot be rebuilt are an error, or become dicts of their children
         (`"dict"`): of unregistered types, of types whose fields changed since, or without static
@@ -502,7 +497,6 @@ def load(
       and a `Report` of the loaded, kept, unexpected, cast and corrupt leaves.
 
     Raises:
-      OSError: If the file cannot be read.
       DecodeError: With the byte offset, if the file has another format, which it names.
       NewerVersionError: If a newer version of treepack wrote the file.
       ValueError: If `select` or `mapping` matches nothing.
@@ -516,7 +510,7 @@ def load(
       HoleError: If static data were not saved, and neither `static` nor a target supplies them.
       TreepackError: If JAX would change the dtype of an array or the value of an integer, if an
         array cannot be placed on its device or sharding, or if another process fails with
-        `replicas="broadcast"`. Like all errors above except OSError, a ValueError.
+        `replicas="broadcast"`. Like all errors above, a ValueError.
       ImportError: If JAX arrays were saved and jax is not installed, see `arrays`; or for a
         directory of Orbax, if TensorStore is not installed.
 
@@ -534,8 +528,6 @@ def load(
         w: expected bfloat16[2,2], found float32[2,2]
       Pass cast=True to cast floats to the dtypes of the template.
       Pass strict=False to take the shapes and dtypes of the file.
-      >>> treepack.load(path, dtype=jnp.float16)["w"].dtype
-      dtype('float16')
     """
     if _more:
         raise TypeError("load() takes a path and a target: name the rest, as in strict=False")

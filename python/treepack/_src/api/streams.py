@@ -50,7 +50,6 @@ def read_stream(
       >>> treepack.write_stream(path, [(("params", "w"), np.ones(2)), (("step",), 3)])
       >>> dict(treepack.read_stream(path))
       {('params', 'w'): array([1., 1.]), ('step',): 3}
-      >>> treepack.save(f"{path}.treepack", treepack.read_stream(path))
     """
     source = Address.of(path, storage_options)
     with naming(source):
@@ -80,7 +79,6 @@ def write_stream(
       storage_options: See `save`.
 
     Raises:
-      OSError: If the file cannot be written.
       UnserializableLeafError: If a leaf cannot be stored.
       TypeError: If `leaves` has something other than pairs.
       ValueError: If the suffix of `path` is of another format, or an iterator yields nothing.

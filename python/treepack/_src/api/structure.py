@@ -1,5 +1,3 @@
-"""Reads the structure and metadata of files, without their arrays."""
-
 from __future__ import annotations
 
 import contextlib
@@ -36,19 +34,11 @@ def abstract(
 ) -> Any:
     """Returns the structure of a saved tree, with shapes and dtypes in place of its arrays.
 
-    Reads no array. The result is a template for `load`, like that of `jax.eval_shape`; arrays of
-    NumPy then become JAX arrays. Arrays that were sharded over several devices have their
-    `sharding` if the number of devices is the same; see docs/sharded.md. This initializes JAX, so
-    call `jax.distributed.initialize` before.
-
-    Args:
-      path_or_data: Any source that `open` takes, such as a file of `save` or the result of `dumps`.
-      unknown: See `load`.
-      containers: See `load`.
-      static: See `load`.
-      mapping: See `open`.
-      max_size: See `load`.
-      storage_options: See `save`.
+    Takes any source that `open` takes, such as a file of `save` or the result of `dumps`, and
+    options of `open` and `load`. Reads no array. The result is a template for `load`, like that of
+    `jax.eval_shape`; arrays of NumPy then become JAX arrays. Arrays that were sharded over several
+    devices have their `sharding` if the number of devices is the same; see docs/sharded.md. This
+    initializes JAX, so call `jax.distributed.initialize` before.
 
     Returns:
       The tree, with `jax.ShapeDtypeStruct`s in place of arrays.
@@ -78,16 +68,14 @@ def read_metadata(
     """Returns the `metadata` of a saved tree, or `None`, without reading arrays.
 
     Args:
-      path_or_data: Any source that `open` takes, such as a file of `save` or the result of `dumps`;
-        also a patch, without its base.
+      path_or_data: Any source that `open` takes; also a patch, without its base.
       unknown: Whether values that cannot be rebuilt, such as values of unregistered types, are an
         error, or become dicts of their parts (`"dict"`).
       max_size: See `load`.
       storage_options: See `save`.
 
     Raises:
-      UnregisteredTypeError: With the name and a path such as `metadata/c/act`, if a type is not
-        registered.
+      UnregisteredTypeError: With the name and a path such as `metadata/c/act`.
       DecodeError: See `load`, also for further errors.
 
     Examples:
@@ -118,11 +106,8 @@ def is_checkpoint(path_or_data: Openable, *, storage_options: StorageOptions = N
     above 1 MiB.
 
     Args:
-      path_or_data: Any source that `open` takes.
+      path_or_data: Any source that `open` takes. A missing file is not a checkpoint.
       storage_options: See `save`.
-
-    Returns:
-      Whether it is a checkpoint; `False` if the file does not exist.
 
     Raises:
       OSError: If the file cannot be read for another reason, such as its permissions.
@@ -137,8 +122,6 @@ def is_checkpoint(path_or_data: Openable, *, storage_options: StorageOptions = N
       >>> treepack.save(path, {"step": 3})
       >>> treepack.is_checkpoint(path)
       True
-      >>> treepack.is_checkpoint(b"step: 3")
-      False
     """
     try:
         source = Address.or_data(path_or_data, storage_options)
