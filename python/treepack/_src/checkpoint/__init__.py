@@ -1,1 +1,0 @@
-"""Checkpoints of any form, opened, loaded and verified."""

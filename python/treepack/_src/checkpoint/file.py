@@ -1,5 +1,3 @@
-"""Opens files to read them in parts: `open`, `File` and `Tree`."""
-
 from __future__ import annotations
 
 import html
@@ -61,11 +59,11 @@ _MOST_LENGTH = 300
 class Tree(Hinting, Mapping[str, Any]):
     """A container in an open file: a mapping of its keys to its children.
 
-    Arrays are `LazyArray`s, containers are `Tree`s, and other leaves are read when they are looked
-    up. Elements of lists and tuples have their indices as keys, such as `"0"`. A key may also be a
-    path, such as `params/layers/0/w`, or a key path of JAX. In a path, `/` inside a key is written
-    `~1`, and `~` is written `~0`. If no value has that path, it is also tried without escapes, and
-    must then match one value, such as haiku's `mlp/~/linear_0/w`.
+    Arrays are `LazyArray`s, containers `Tree`s; other leaves are read when looked up. Elements of
+    lists and tuples have keys such as `"0"`. A key may also be a path, such as `params/layers/0/w`,
+    or a key path of JAX. In a path, `/` inside a key is written `~1`, and `~` is written `~0`. If
+    no value has that path, it is also tried without escapes, and must then match one value, such as
+    haiku's `mlp/~/linear_0/w`.
 
     Examples:
       >>> import numpy as np, treepack
@@ -114,10 +112,6 @@ class Tree(Hinting, Mapping[str, Any]):
         return f"is it [{name!r}]?" if is_key else super()._hint_for(name)
 
     def _literally(self, path: Any) -> tuple[list[tuple[int, list[str]]], dict[str, list[str]]]:
-        """Looks up a path without escapes, or a name of the file's format.
-
-        Returns the values with the parts of their paths; and similar paths.
-        """
         if not isinstance(path, str):
             return [], {}
         children = self._catalog.children
@@ -232,9 +226,9 @@ class Tree(Hinting, Mapping[str, Any]):
 
     @advised
     def leaves(self) -> Iterator[tuple[str, Any]]:
-        """Yields the relative paths and leaves below this container, in the order of the file.
+        """Yields the relative paths and leaves below, in the order of the file.
 
-        After `open(salvage=True)`, damaged leaves are left out; of compressed arrays, damage is an
+        After `open(salvage=True)`, damaged leaves are left out; damage to compressed arrays is an
         error when they are read.
 
         Examples:
@@ -264,7 +258,6 @@ class Tree(Hinting, Mapping[str, Any]):
             yield path, leaf
 
     def _at(self, path: Any = _paths.ROOT) -> Place:
-        """Returns the place of the value that `__getitem__` finds, by the keys of the file."""
         place = self._place
         if path == _paths.ROOT:
             return place
@@ -275,7 +268,6 @@ class Tree(Hinting, Mapping[str, Any]):
         return place.below(value, _paths.parts(place.catalog.path_of(value, place.value)))
 
     def _in_layout(self, mapping: Any, template: Mapping[str, Leaf] | None = None) -> File:
-        """Returns the file in the layout of a `Mapping`; `template` is for the sizes of axes."""
         reader = MappedReader(self._place, RuleSet.of(mapping), template)
         # A leaf that only the template has is a difference, not a fault of the mapping.
         if faults := [fault for fault in reader.plan.faults if not fault.is_missing]:
@@ -293,7 +285,7 @@ class Tree(Hinting, Mapping[str, Any]):
 
     @advised
     def infos(self) -> Iterator[Info]:
-        """Describes the leaves below this container in the order of the file, without reading them.
+        """Describes the leaves below, in the order of the file, without reading them.
 
         Examples:
           >>> import numpy as np, treepack
@@ -318,27 +310,25 @@ class Tree(Hinting, Mapping[str, Any]):
 
         Examples:
           >>> import numpy as np, treepack
-          >>> data = treepack.dumps({"params": {"w": np.zeros((3, 4), np.float32)}, "step": 7})
-          >>> with treepack.open(data) as file:
+          >>> with treepack.open(treepack.dumps({"params": {"w": np.zeros(3)}})) as file:
           ...     for level, key, info in file.levels():
-          ...         print("  " * level + key, info)
-          params 1 leaf
-            w float32[3,4]
-          step int
+          ...         print(level, key, info)
+          0 params 1 leaf
+          1 w float64[3]
         """
         return levels(self._place.reader, self._place.value, 0, depth, _paths.Trail())
 
     @property
     def nbytes(self) -> int:
-        """The total size of its leaves in bytes, uncompressed and without headers of arrays."""
+        """The total size of its leaves in bytes, uncompressed and without headers."""
         return totals(self._catalog, self._place.value)[1]
 
     @property
     def num_params(self) -> int:
         """The number of elements of its arrays.
 
-        Of packed bytes, such as `F4_packed`, the elements that they stand for; bytes of members of
-        npz that no array can hold, or that cannot be read, have none.
+        Of packed bytes, such as `F4_packed`, the elements that they represent; unreadable members
+        of npz have none.
         """
         kinds = self._catalog.kinds(self._place.value)
         arrays = [(*dtype_and_shape(kind), count) for kind, count, _ in kinds if kind[0] == "array"]
@@ -368,7 +358,7 @@ class Tree(Hinting, Mapping[str, Any]):
         """Loads this container or a part of it; all paths are relative to it.
 
         Takes the options of `treepack.load`, except `mmap`, `base`, `max_size`, `storage_options`.
-        Without a target, a file that lacks a record of its structure becomes dicts.
+        Without a target, a file without a record becomes dicts.
 
         Examples:
           >>> import numpy as np, treepack
@@ -481,8 +471,8 @@ class _Keys(KeysView[str]):
 class File(Tree):
     """An open file, the result of `open`: a `Tree` and a context manager.
 
-    Any number of threads may read from it. It can be pickled unless it was opened from a file
-    object: unpickling opens the file again.
+    Threads may share it. It can be pickled unless it is of a file object: unpickling opens the file
+    again.
 
     Examples:
       >>> import numpy as np, treepack
@@ -501,8 +491,8 @@ class File(Tree):
         """The `metadata` of the save, or `None`.
 
         Raises:
-          UnregisteredTypeError: If a type in it is not registered; with `unknown="dict"` of `open`,
-            it becomes a dict.
+          UnregisteredTypeError: If a type in it is not registered, unless `open` had
+            `unknown="dict"`.
         """
         reader = self._place.reader
         with naming(reader.given):
@@ -524,10 +514,7 @@ class File(Tree):
 
     @property
     def unverified(self) -> list[str]:
-        """The paths of the leaves that a damaged file has no checksums of.
-
-        Their values may be damaged.
-        """
+        """The paths of leaves whose checksums are lost; their values may be damaged."""
         reader, room = self._place.reader, _paths.Room()
         return [room.text(reader.catalog.path_of(value, 0)) for value in reader.unverified()]
 
@@ -552,10 +539,7 @@ class File(Tree):
 
     @property
     def linked(self) -> dict[str, int]:
-        """The sizes of its files that an earlier step of a run wrote, by name.
-
-        They may be damaged for several steps at once; see `unchanged` of `treepack.Series`.
-        """
+        """The sizes of files that an earlier step wrote, by name; see `unchanged` of `Series`."""
         return {**self._place.reader.linked}
 
     @property
@@ -618,8 +602,8 @@ def open(
 
     Args:
       source: A path or URL (`str`, `PathLike` or `UPath`), bytes, or a seekable file object, with
-        msgpack of treepack, flax or eformer, gzip of treepack, safetensors, or npz or npy of
-        NumPy. Or a directory: a sharded checkpoint, or one of safetensors or Orbax.
+        msgpack of treepack, flax or eformer, gzip of treepack, safetensors, or npz or npy of NumPy.
+        Or a directory: a sharded checkpoint, or one of safetensors or Orbax.
       salvage: Whether to open a truncated or damaged file, too, with its intact leaves, which are
         compared with their checksums. `File.damage` describes the damage outside of leaves.
       mmap: Whether to map the file. `False` reads the whole file now.
@@ -635,12 +619,9 @@ def open(
       The open file: a mapping of keys to children, and a context manager.
 
     Raises:
-      OSError: If the file cannot be read.
-      DecodeError: With the byte offset and, if it is known, the format, if the file has another
-        one.
+      DecodeError: With the byte offset and, if known, the format, if the file has another one.
       NewerVersionError: If a newer version of treepack wrote the file.
-      NoIndexError: If the file is gzip of another program above 1 MiB, which cannot be read in
-        parts.
+      NoIndexError: If the file is gzip of another program above 1 MiB.
       CorruptionError: If gzip is damaged (GzipCorruptionError) or truncated (GzipTruncatedError).
 
     Examples:

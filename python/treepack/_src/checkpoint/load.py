@@ -1,5 +1,3 @@
-"""Loads parts of files into trees, with `select=`, `mapping=` and so on."""
-
 from __future__ import annotations
 
 import contextlib
@@ -64,7 +62,6 @@ def load_file(
     opening: Opening,
     compare: Callable[[Reader], None] | None = None,
 ) -> Any:
-    """Loads a file, a directory or data; again from the start if it is replaced."""
     warn_of_part(path)
     is_directory = False
 
@@ -193,7 +190,6 @@ def load_part(
 def _fitting(
     reader: MappedReader, target: Any, selector: Selector, selection: Selection
 ) -> Selector:
-    """Drops leaves that a mapping leaves out; raises if it cannot make selected ones."""
     plan = reader.plan
     lacks = selection.missing == "error"
     unfit = reader.unfit() if selection.mismatched == "target" else ()
@@ -223,10 +219,7 @@ def _is_flat(target: Any, separator: str) -> bool:
 def _load_nested(
     place: Place, target: dict[str, Any], separator: str, selection: Selection, reading: Reading
 ) -> dict[str, Any]:
-    """Loads a flat target as nested dicts with the keys of the file, without a rule for each leaf.
-
-    Raises a TreepackError if this does not work.
-    """
+    """Loads a flat target as nested dicts of the file's keys; a TreepackError if that fails."""
     given = (selection.select, selection.exclude, reading.sharding)
     if selection.return_report or any(option is not None for option in given):
         raise TreepackError("there are paths of the target in the options or the report")
@@ -240,7 +233,6 @@ def _load_nested(
 
 
 def _nested(place: Place, target: dict[str, Any], separator: str) -> dict[str, Any]:
-    """Returns a flat target as nested dicts; raises if the file has others, of names in names."""
     names = {
         separator.join(_paths.parts(path)): path for path, _ in place.catalog.leaves(place.value)
     }
@@ -300,9 +292,9 @@ class _Choice(NamedTuple):
 
     Attributes:
       marks: The leaves and empty containers to load; `None` for all.
-      corrupt: The paths of damaged leaves that are left out.
-      unverified: The paths of leaves of a damaged file that have no checksums.
-      mismatched: The paths of arrays that are left out for their shape.
+      corrupt: Damaged leaves that are left out.
+      unverified: Leaves of a damaged file without checksums.
+      mismatched: Arrays that are left out for their shape.
       is_cut: Whether further leaves may be missing because of damage.
     """
 
@@ -358,8 +350,6 @@ def _check_begins(patterns: Sequence[str], target: dict[Any, Any]) -> None:
 
 
 def _stay_lazy(target: Any, reading: Reading) -> StayLazy:
-    """Returns a predicate on paths: whether a template has a JAX array there, or nothing."""
-
     @functools.cache
     def outlined() -> tuple[set[tuple[str, ...]], _Outline | None]:
         abstract = {parts for parts, leaf in leaves_of(target, ()) if _jax.is_abstract(leaf)}
@@ -382,7 +372,6 @@ _Outline = dict[str, "_Outline | None"]
 
 
 def _outline(node: Any) -> _Outline | None:
-    """Returns the mappings of a template; `None` for other nodes, which may need any key."""
     if not isinstance(node, Mapping) or (kind := kind_of(node)) is None or kind.final:
         return None
     return {str(name): _outline(child) for name, child in kind.children(node).items()}
@@ -391,9 +380,9 @@ def _outline(node: Any) -> _Outline | None:
 def _without_unfit(place: Place, target: Any, choice: _Choice, selection: Selection) -> _Choice:
     """Leaves out leaves that do not fit the template, as the options allow.
 
-    Those are arrays of dtypes that NumPy lacks where the template has nothing, with
+    They are arrays of dtypes that NumPy lacks where the template has nothing, with
     `mismatched="target"` arrays of other shapes, and with `missing="target"` the `None` of
-    `equinox.filter` and empty nodes of `optax.masked` in place of leaves.
+    `equinox.filter` and empty nodes of `optax.masked`.
     """
     catalog = place.catalog
     unknown = [] if selection.unexpected == "error" else lacking(catalog.dtypes)
@@ -439,10 +428,9 @@ def _corrupt(
     selection: Selection,
     reading: Reading,
 ) -> tuple[dict[int, str], dict[int, str]]:
-    """Compares leaves with their checksums.
+    """Returns the leaves to leave out, and the others without checksums, with their paths.
 
-    Returns the leaves to leave out, and the others without checksums, with their paths. Raises a
-    CorruptionError if damaged ones may not be left out, a DecodeError if none is intact.
+    Raises a CorruptionError if damaged ones may not be left out, a DecodeError if none is intact.
     """
     catalog = place.catalog
     if catalog.is_newer:

@@ -63,15 +63,15 @@ class Mapping(RuleSet):
     | `"params/backbone": "params/encoder"` | other names for all leaves below |
     | `"new/{i}/kernel": "old/{i}/w"` | an index of both sides alone is any name without dots |
 
-    Without a range, numbers are 0, 1, … without a gap. `1` is a unit axis, `...` all other ones.
-    Where several rules apply to a leaf of the tree, the rule with the longest path counts; of equal
-    lengths, the rule whose path has fewer indices.
+    Without a range, numbers are 0, 1, … without a gap. `1` is a unit axis, `...` all other ones. Of
+    several rules for a leaf of the tree, the one with the longest path counts; of equal lengths,
+    the one with fewer indices.
 
     Options of a rule, as a third value:
 
     * `along`: the axis along which several arrays are one; each may lack it, as one index.
     * `pad`: the sizes of axes of the tree that are longer, filled with zeros: `{"v": 1024}`. `save`
-      leaves out the indices beyond the file's size, a keyword, whatever they hold.
+      leaves out the indices beyond the file's size, a keyword.
     * `scale`, `add`: a factor and then a sum, computed in float32.
     * `dtype`: the dtype of the result: float32, bfloat16 or float16. Floats that overflow are an
       error.
@@ -108,7 +108,7 @@ class Mapping(RuleSet):
 
     @advised
     def check(self, target: Any, source: Openable) -> None:
-        """Checks that a file fits the rules and a target; reads headers only.
+        """Checks that a file fits the rules and a target, by its headers.
 
         Args:
           target: A template, as for `load`.
@@ -167,7 +167,6 @@ class MappedArray(BoxedArray):
         return reader.source(self._made, number)  # type: ignore[no-any-return]
 
     def _read(self, box: Sequence[range]) -> np.ndarray:
-        """Returns the elements of a box, in memory that JAX on CPU can use in place."""
         elements = aligned(tuple(map(len, box)), self.dtype)
         self.read_to(box, elements)
         return elements
@@ -199,8 +198,7 @@ class MappedReader(Reader):
     """A part of an open file in another layout.
 
     Attributes:
-      plan: The plan of its leaves.
-      there: The leaves of the template by their paths.
+      there: The leaves of the template by path.
       outcome: By path, an array that is made, or the path of a leaf in the file.
     """
 
@@ -253,13 +251,12 @@ class MappedReader(Reader):
         self.format = inner.format
 
     def check_names(self, paths: Iterable[str]) -> None:
-        """Raises a TreepackError if one of the paths is one of the file."""
         for path, (new, made) in itertools.product(paths, self.outcome.items()):
             if repr(path) in made.rule.text if isinstance(made, Made) else path == made:
                 raise TreepackError(f"{path!r} is a path of the file: is it {new!r} in the tree?")
 
     def _leave_out_short(self) -> None:
-        """Leaves out stacks of which a damaged file may have lost the last arrays."""
+        """A damaged file may have lost the last arrays of a stack."""
         for path, made in [*self.plan.made.items()]:
             wanted = (self.there or {}).get(path)
             is_whole = wanted is not None and wanted.shape == made.assembly.result.shape
@@ -344,7 +341,6 @@ class MappedReader(Reader):
         return self._factors[path]
 
     def array(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> LazyArray:
-        """Returns a `LazyArray`: the array of the file itself if its rule only renames it."""
         made = self.outcome[_paths.text(parts)] if kind[0] == "array" else None
         if isinstance(made, Made):
             return MappedArray(self, value, parts, kind, made)
@@ -404,7 +400,7 @@ class MappedReader(Reader):
             self._place.reader.compare(inner, parts)
 
     def verify(self, *, threads: int | None, progress: Tell | None) -> Verified:
-        """Compares the file with its checksums; a leaf is as its worst source."""
+        """A leaf is as its worst source."""
         statuses, damage = self._place.reader.verify(threads=threads, progress=progress)
         worst: dict[int, Status] = {}
         for value in self.catalog.leaf_values(0):
@@ -457,7 +453,6 @@ class MappedReader(Reader):
         return self.plan.unused[0].unmatched(self._values, self.there)
 
     def unexpected(self) -> list[str]:
-        """Returns the leaves of the file that no rule takes, and in whose place is another."""
         return [*filter(self._is_leaf, self.plan.hidden)]
 
     def _is_leaf(self, path: str) -> bool:
@@ -491,7 +486,6 @@ class MappedReader(Reader):
         return [new for new, path in self.plan.same.items() if path in code]
 
     def unfit(self) -> set[str]:
-        """Returns the leaves of the template that have another shape than the rules can make."""
         return {fault.path for fault in self.plan.faults if fault.is_unfit} & {*(self.there or ())}
 
     @property
@@ -520,7 +514,7 @@ _WORST: tuple[Status, ...] = ("corrupt", "unreadable", "unchecked")
 
 
 class _StandIn(Computed):
-    """An array in the layout, which the catalog describes; its elements are read elsewhere."""
+    """The catalog describes it; its elements are read elsewhere."""
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]):
         super().__init__(shape, dtype, lambda start, stop: np.zeros(stop - start, dtype))

@@ -1,5 +1,3 @@
-"""Chooses the reader of a file or directory."""
-
 from __future__ import annotations
 
 import contextlib
@@ -37,11 +35,9 @@ def open_reader(
     join: bool = True,
     **options: Any,
 ) -> Reader:
-    """Opens a file, or the directory of a sharded checkpoint or of another format.
+    """`base`, `place` and `join` are as for `Opened.of`; an unjoined patch has only metadata.
 
-    For `base`, `place` and `join` see `Opened.of`; a patch that is not joined has only metadata.
-    With `salvage`, shards whose manifest is damaged are opened; with `"alone"`, also shards without
-    one.
+    With `salvage`, shards with a damaged manifest are opened; with `"alone"`, also without one.
     """
     check("max_size", max_size)
     options |= {"salvage": bool(salvage), "max_size": max_size}
@@ -98,7 +94,7 @@ def open_reader(
 def open_regular(
     path: Address, *, is_directory: bool = False, is_whole: bool = False, **options: Any
 ) -> Reader:
-    """Opens a file or directory by its path; a DecodeError for a pipe or device.
+    """A pipe or device is a DecodeError.
 
     With `is_whole`, all of a remote file is read, in one request.
     """
@@ -115,8 +111,6 @@ def open_regular(
 
 
 class _PatchReader(Reader):
-    """A patch without its base: its metadata, and no leaves."""
-
     def __init__(self, source: Openable, opened: Opened):
         super().__init__(source, Opened(core.Content.lent(_EMPTY_MAP)))
         self._record = core.patch_parts(opened.content)[1]

@@ -1,8 +1,8 @@
 """Selects leaves by path: `select=` of `load` and `save`.
 
-A pattern is a path. In it `*` matches any text within one part, `**` any number of parts, and `?`
-one character. A match selects everything below it: `params/*/kernel`, `params`. A tuple is the
-parts of one path, without wildcards; a list or set has several patterns.
+A pattern is a path, with `*` for any text within one part, `**` for any number of parts, and `?`
+for one character. A match selects everything below it: `params/*/kernel`. A tuple is the parts of
+one path, without wildcards; a list or set has several patterns.
 """
 
 from __future__ import annotations
@@ -30,10 +30,7 @@ Select = str | tuple[Any, ...] | list[Any] | Callable[[str], object] | Mapping[A
 
 
 class Selector:
-    """The compiled `select=`: a predicate on paths that also marks the leaves of files.
-
-    `selector` is `None` for all leaves, or a predicate.
-    """
+    """The compiled `select=`: `None`, or a predicate on paths that also marks leaves of files."""
 
     def __init__(self, select: Any):
         self.selector: core.Selector | None = None
@@ -76,7 +73,6 @@ class Selector:
         return marks
 
     def means(self, path: str) -> bool:
-        """Returns whether a leaf is selected; raises if a tree of bools has no bool for it."""
         if self._predicate is not None:
             return bool(self._predicate(path))
         if self.selector is None:
@@ -94,7 +90,6 @@ class Selector:
         return sorted(left)
 
     def settled(self, unmatched: Iterable[int], paths: Collection[str]) -> Selector:
-        """Replaces unmatched patterns that match exactly one path without escapes."""
         given = dict(self._given)
         for text in map(self.patterns.__getitem__, unmatched):
             if given[text] == text:
@@ -107,7 +102,6 @@ class Selector:
     def check(
         self, where: str, paths: Collection[str], name: str, others: Collection[str] = ()
     ) -> None:
-        """Raises a TreepackError if patterns match none of the paths, nor of `others`."""
         typos = [self.patterns[number] for number in self.unmatched([*paths, *others])]
         if not typos:
             return
@@ -143,7 +137,6 @@ def _literal(text: str, paths: Iterable[str]) -> tuple[str, ...] | None:
 
 
 def _escaped(pattern: str, paths: Iterable[str]) -> str:
-    """Returns a hint if a pattern with wildcards matches with escapes, as `mlp~1~0~1linear_*/w`."""
     for path in itertools.islice(paths, _MOST_PATHS) if "*" in pattern else ():
         if "~" not in path or len(path) > _MOST_TEXT:
             continue
@@ -166,7 +159,6 @@ def _starred(pattern: str, paths: Iterable[str]) -> str:
 
 
 def _separated(pattern: str, paths: Iterable[str]) -> str:
-    """Returns a hint if a pattern is several with commas or blanks between them."""
     pieces = re.findall(r"[^,\s]+", pattern)
     is_list = len(pieces) > 1 and not Selector(pieces).unmatched(paths)
     return f"; for several patterns, pass a list: {pieces}" if is_list else ""
@@ -236,8 +228,6 @@ def compiled(
     exclude: Any = None,
     others: Collection[str] = (),
 ) -> Selector:
-    """Compiles a selection without another, of paths and of `others`, which errors do not list."""
-
     def one(given: Any, name: str) -> Selector:
         selector = Selector(given)
         if unmatched := selector.unmatched([*paths, *others]):
@@ -250,10 +240,7 @@ def compiled(
 
 
 def chosen(tree: Any, select: Any, exclude: Any = None, where: str = "tree") -> Any:
-    """Returns a tree with only the selected leaves, as `load(select=...)` returns it.
-
-    A complete container stays the same object; others become dicts.
-    """
+    """Like `load(select=...)`; complete containers stay the same objects, others become dicts."""
     if select is None and exclude is None:
         return tree
     ends = dict(ends_of(tree))
@@ -285,7 +272,6 @@ def chosen(tree: Any, select: Any, exclude: Any = None, where: str = "tree") -> 
 
 
 def ends_of(node: Any, parts: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], bool]]:
-    """Yields the paths of leaves and empty containers of a tree, and whether each is a leaf."""
     children = _children(node)
     if not children:
         # Code is stored as an empty container.
@@ -300,7 +286,6 @@ def _children(node: Any) -> Mapping[str, Any]:
 
 
 def meant_of(ends: Mapping[str, bool], selector: Selector) -> set[str]:
-    """Returns the selected paths of `ends`, which has whether each is a leaf."""
     meant = {path for path, is_leaf in ends.items() if is_leaf and selector.means(path)}
     containers = [path for path, is_leaf in ends.items() if not is_leaf]
     # Whether all leaves in a container are selected, by the paths of containers with leaves.
@@ -322,7 +307,6 @@ def meant_of(ends: Mapping[str, bool], selector: Selector) -> set[str]:
 
 
 def _above(path: str) -> Iterator[str]:
-    """Yields the paths of the containers around a leaf or container, innermost first."""
     while "/" in path:
         path = path.rpartition("/")[0]
         yield path

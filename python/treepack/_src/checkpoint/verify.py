@@ -1,5 +1,3 @@
-"""Compares files with their checksums: `verify`."""
-
 from __future__ import annotations
 
 import contextlib
@@ -30,7 +28,6 @@ class Statuses(Mapping[str, Status]):
     """Maps paths, computed on demand, since together they may be much larger than the file."""
 
     def __init__(self, catalog: core.Catalog, statuses: dict[int, Status]):
-        """`statuses` maps the value number of each leaf in the catalog to its status."""
         self._catalog = catalog
         self._statuses = statuses
 
@@ -87,10 +84,9 @@ class Verification(NamedTuple):
       leaves: The status of each leaf by path: `"ok"`, `"corrupt"`, `"unchecked"`, or
         `"unreadable"` for unsupported leaves, such as pickled objects in npz.
       damage: A description of damage outside of leaves, or `None`: a truncated file, or damage to
-        its record, to the bytes between leaves and record, or to the gzip stream. For a file of
-        another format, a description of that format; for a patch, of the problem with its base.
-      newer: Why only a newer version of treepack can read and check the file, or `None`. Such a
-        file need not be damaged.
+        its record, to the bytes before it, or to the gzip stream. For a file of another format, its
+        format; for a patch, the problem with its base.
+      newer: Why only a newer version of treepack can read the file, which need not be damaged.
 
     Examples:
       >>> import tempfile, treepack
@@ -176,14 +172,14 @@ def verify(
     Args:
       source: See `open`.
       max_size: See `open`.
-      threads: The maximum number of threads that read and compute checksums.
+      threads: See `save`.
       progress: See `save`.
       storage_options: See `save`.
 
     Returns:
-      The status of each leaf. Damage is reported, not raised; so is a file that a newer version of
-      treepack wrote. Without damage, `load`, `open`, and gzip for a gzip file, can read the whole
-      file, provided that the types in it accept their static data.
+      The status of each leaf. Damage is reported, not raised; so is a file of a newer version of
+      treepack. Without damage, `load`, `open`, and gzip for a gzip file, can read the whole file,
+      provided that the types in it accept their static data.
 
     Raises:
       OSError: If the file cannot be read.

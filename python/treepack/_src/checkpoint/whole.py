@@ -1,5 +1,3 @@
-"""Restores whole encodings, of files and messages, in one walk."""
-
 from __future__ import annotations
 
 import functools
@@ -77,14 +75,12 @@ def _converted(
 
 
 def noticed(tree: Any, reading: Reading) -> Any:
-    """Returns a whole tree, and warns of values of `static=` that it has no place for."""
     if reading.static is not None and reading.containers == "saved":
         warn_of_unused(reading.static, tree)
     return tree
 
 
 def warn_of_unused(static: Any, tree: Any) -> None:
-    """Warns of paths in a dict of `static=` at which a loaded tree has nothing, perhaps typos."""
     lookups = Lookups([], static, unknown_as_dict=False, is_part=False)
     ours, theirs = map(kind_of, (static, tree))
     if not isinstance(static, Mapping) and theirs is not None and static is not None:

@@ -1,1 +1,0 @@
-"""Casts loaded arrays, and places them in host memory or on devices."""

@@ -1,5 +1,3 @@
-"""Casts leaves to other dtypes."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -37,13 +35,12 @@ class Item:
     """A leaf that is cast and placed on devices.
 
     Attributes:
-      target: The leaf of the template; `None` without a template.
+      target: The leaf of the template, if any.
       leaf: The leaf: initially as found, finally as returned.
       weak: Without a template, whether its dtype was weak; `None` if it was not a JAX array.
       place: The device or sharding for it; initially the recorded sharding.
       replicas: The devices that hold each shard, if one process reads it for the others.
-      sources: The devices of this process that receive shards it reads for others, with their
-        indices.
+      sources: This process's devices for shards that it reads for others, with their indices.
       boxes: For an array in several files, the boxes that devices of this process need.
     """
 
@@ -79,7 +76,7 @@ class _Casts:
                 self._lost.setdefault((source.dtype, target.dtype), Counter())[path] += count
 
     def run(self) -> None:
-        """Does the work, and drops the source arrays; a TreepackError if floats overflow."""
+        """Drops the source arrays; a TreepackError if floats overflow."""
         run(self._work, self._threads)
         self._work.clear()
         for dtypes, counts in self._lost.items():
@@ -107,10 +104,7 @@ def cast_items(items: Iterable[Item], threads: int | None, *, overflow: bool) ->
 
 
 def cast_floats(state: Any, reading: Reading, note: Callable[[Trail], None]) -> Any:
-    """Casts all float arrays in a state, in place; a no-op without `dtype=`.
-
-    Drops each source array once it is cast, so that few arrays exist twice.
-    """
+    """Works in place, and drops each source array once it is cast, so that few exist twice."""
     dtype = reading.dtype
     if dtype is None:
         return state
@@ -148,10 +142,7 @@ def cast_floats(state: Any, reading: Reading, note: Callable[[Trail], None]) -> 
 
 
 def _cast(source: Any, dtype: np.dtype[Any], work: _Casts, path: Trail) -> Any:
-    """Returns an array, and adds the work that fills it with cast elements.
-
-    Arrays that are read in boxes are cast then: each device reads its part.
-    """
+    """Adds the work that casts; arrays in boxes are cast when read, a part by each device."""
     if isinstance(source, BoxedArray):
         return source.cast(dtype, overflow=work.overflow)
     if isinstance(source, np.generic):

@@ -1,5 +1,3 @@
-"""Places the arrays of a loaded tree in host memory or on devices."""
-
 from __future__ import annotations
 
 import contextlib
@@ -45,7 +43,6 @@ def sharing(
 
 
 def _processes(target: Any, sharding: Any, count: int) -> Sequence[int]:
-    """Returns the processes that load a tree according to its shardings; all if unknown."""
     import jax
 
     if _is_function(sharding) or (target is None and sharding is None):
@@ -69,7 +66,7 @@ def converter(
     """Compiles the options about arrays into a function that converts all leaves, or `None`.
 
     Other code may change the memory of arrays if `may_change`. `held` are JAX arrays by path, which
-    are used in place of equal ones.
+    replace equal ones.
     """
     # JAX aliases memory where possible, and relies on it not changing.
     may_change = may_change and reading.copy is not True
@@ -318,7 +315,6 @@ def _check_integers(path: Trail, leaf: Any, on_device: Any) -> None:
 
 
 def _check_floats(path: Trail, leaf: Any, on_device: Any) -> None:
-    """Raises if 64-bit floats, or parts of complex numbers, became infinite as 32-bit ones."""
     if leaf.dtype == on_device.dtype or leaf.dtype not in (np.float64, np.complex128):
         return
     if isinstance(leaf, np.ndarray):
@@ -404,7 +400,6 @@ def _place_of(
 
 
 def _concrete(sharding: Any) -> Any:
-    """Returns a sharding with devices: replaces an abstract mesh by the current mesh."""
     import jax
 
     if not isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh):

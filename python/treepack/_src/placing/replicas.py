@@ -43,7 +43,6 @@ _rounds: dict[str, Iterator[int]] = defaultdict(itertools.count)
 
 class Together:
     def __init__(self, members: Sequence[int], timeout: float):
-        """`members` are all processes that call this; `timeout` is in seconds."""
         check_not_forked("load")
         self._members, self._timeout = members, timeout
         self._who = f"load/{zlib.crc32(json.dumps([*members]).encode())}"
@@ -54,8 +53,7 @@ class Together:
     def agree(self, plan: str) -> None:
         """Waits until all processes call this with the same plan.
 
-        Raises an OthersError, or a ReplacedError if any process found that the checkpoint was
-        replaced.
+        Raises an OthersError, or a ReplacedError if the checkpoint was replaced for any process.
         """
         self._is_over = True  # unless all agree: failures are reported here
         group = self._group()
@@ -124,7 +122,6 @@ def _difference(plan: str, other: str) -> str:
 
 @contextlib.contextmanager
 def together(members: Sequence[int], timeout: float) -> Iterator[Together | None]:
-    """Yields a `Together` if there are several members and this process is one of them."""
     if len(members) < 2 or _jax.processes()[0] not in members:
         yield None
         return
@@ -142,10 +139,7 @@ def shard_bytes(item: Item) -> int:
 
 
 def _replicas_of(array: Any, sharding: Any) -> Replicas | None:
-    """Returns the devices for each shard, if several processes hold the same shard.
-
-    `None` for arrays that every process must read itself, or whose bits JAX changes.
-    """
+    """Returns `None` for arrays that every process must read itself, or whose bits JAX changes."""
     import jax
 
     if not isinstance(array, ShardedArray) or not isinstance(sharding, jax.sharding.Sharding):
@@ -201,7 +195,6 @@ def _checksum(replicas: Replicas) -> int:
 def spread(
     group: Together, items: Sequence[Item], read: Callable[[Box], np.ndarray]
 ) -> list[jax.Array]:
-    """Places arrays with the same replicas on all their devices; `read` returns a box."""
     import jax
 
     replicas = items[0].replicas
@@ -230,7 +223,6 @@ def spread(
 def _parts(
     items: Sequence[Item], replicas: Replicas, read: Callable[[Box], np.ndarray], process: int
 ) -> list[Any]:
-    """Returns arrays with a part for each device: read by this process, or zeros."""
     import jax
 
     here = [device for row in replicas for device in row if device.process_index == process]
@@ -284,7 +276,6 @@ def _zeros(devices: tuple[jax.Device, ...], shapes: tuple[Any, ...]) -> Callable
 def _summing(
     replicas: Replicas, kinds: tuple[tuple[np.dtype[Any], int], ...]
 ) -> Callable[[Any], Any]:
-    """Compiles a function that adds the parts of the devices that hold the same shard."""
     import jax
 
     psum: Any = jax.lax.psum
@@ -307,7 +298,6 @@ def _summing(
 
 
 def _in_mesh(mesh: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that works regardless of the program's current mesh."""
     import jax
 
     def called(*args: Any) -> Any:
@@ -321,7 +311,7 @@ def _in_mesh(mesh: Any, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _words(array: np.ndarray) -> np.ndarray:
-    """Returns the bits of an array, with one more dimension; complex numbers have two more."""
+    """Returns the bits of an array, in one more dimension; of complex numbers, in two more."""
     if array.dtype.kind == "c":
         array = np.stack([array.real, array.imag])
     return array.view(_word(array.dtype))[None]

@@ -107,7 +107,6 @@ def _put_whole(batch: list[Item], place: Any, read: Callable[[Box], np.ndarray])
 
 
 def _put_parts(item: Item, place: Any, read: Callable[[Box], np.ndarray]) -> Any:
-    """Places the parts of an array on several devices; equal parts are read once."""
     import jax
 
     array = item.leaf
@@ -133,7 +132,7 @@ def _put_parts(item: Item, place: Any, read: Callable[[Box], np.ndarray]) -> Any
 
 
 def _narrowing() -> AbstractContextManager[None]:
-    """Ignores overflow where JAX makes 64-bit floats 32-bit ones, which the caller checks."""
+    """The caller checks for overflow where JAX makes 64-bit floats 32-bit ones."""
     return np.errstate(over="ignore", invalid="ignore")
 
 

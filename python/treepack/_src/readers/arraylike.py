@@ -1,5 +1,3 @@
-"""Gives objects that `np.asarray` accepts the operators and conversions of arrays."""
-
 from __future__ import annotations
 
 import operator
@@ -35,10 +33,10 @@ _OPERATORS: dict[np.ufunc, Callable[..., Any]] = {
 
 
 class ArrayLike(NDArrayOperatorsMixin):
-    """An object that can replace its array in expressions; each expression reads the array.
+    """An object that replaces its array in expressions, each of which reads the array.
 
-    Results are NumPy arrays, or JAX arrays if the other operand is one. `x += 1` rebinds `x`: the
-    object does not change. Like an array, it is not hashable.
+    Results are NumPy arrays, or JAX arrays if the other operand is one. `x += 1` rebinds `x`. Like
+    an array, it is not hashable.
     """
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -70,23 +68,23 @@ class ArrayLike(NDArrayOperatorsMixin):
         return np.asarray(self)
 
     def max(self, *args: Any, **options: Any) -> Any:
-        """Returns the maximum, as `numpy.ndarray.max` does."""
+        """Returns the maximum, like `numpy.ndarray.max`."""
         return np.asarray(self).max(*args, **options)
 
     def mean(self, *args: Any, **options: Any) -> Any:
-        """Returns the mean, as `numpy.ndarray.mean` does."""
+        """Returns the mean, like `numpy.ndarray.mean`."""
         return np.asarray(self).mean(*args, **options)
 
     def min(self, *args: Any, **options: Any) -> Any:
-        """Returns the minimum, as `numpy.ndarray.min` does."""
+        """Returns the minimum, like `numpy.ndarray.min`."""
         return np.asarray(self).min(*args, **options)
 
     def std(self, *args: Any, **options: Any) -> Any:
-        """Returns the standard deviation, as `numpy.ndarray.std` does."""
+        """Returns the standard deviation, like `numpy.ndarray.std`."""
         return np.asarray(self).std(*args, **options)
 
     def sum(self, *args: Any, **options: Any) -> Any:
-        """Returns the sum, as `numpy.ndarray.sum` does."""
+        """Returns the sum, like `numpy.ndarray.sum`."""
         return np.asarray(self).sum(*args, **options)
 
     @property

@@ -23,7 +23,6 @@ CAST_BYTES = 16 << 20
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    """Allocates an array that JAX on CPU can use in place."""
     nbytes = math.prod(shape) * dtype.itemsize
     [pages] = core.fresh_memory([nbytes])
     if pages is not None:
@@ -36,7 +35,6 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
 def blocks(
     box: Sequence[range], target: np.ndarray, axis: int
 ) -> Iterator[tuple[Sequence[range], np.ndarray]]:
-    """Splits a box along an axis; yields boxes of blocks, and their places in the result."""
     if target.ndim == 0:
         yield box, target
         return
@@ -57,7 +55,6 @@ class BoxedArray(LazyArray):
     outer = 0
 
     def cast(self, dtype: Any, *, overflow: bool) -> BoxedArray:
-        """Returns the same array, cast when it is read; floats may overflow with `overflow`."""
         return _Cast(self, dtype, overflow)
 
     def _read(self, box: Sequence[range]) -> np.ndarray:
@@ -76,11 +73,9 @@ class BoxedArray(LazyArray):
         copy(self._read(box), target, threads=threads)
 
     def view(self) -> np.ndarray | None:
-        """Returns `None`: it has no bytes of its own in a file."""
         return None
 
     def ranges(self, bounds: Bounds) -> Iterator[RemoteRange]:
-        """Yields nothing: `_read` fetches the ranges of a box."""
         return iter(())
 
     def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:

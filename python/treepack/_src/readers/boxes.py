@@ -42,15 +42,13 @@ DAMAGE = (DecodeError, GzipError, GzipTruncatedError)
 
 
 class Files(Reader, abc.ABC):
-    """Reads a checkpoint whose files have numbers; `catalogs` has the open ones."""
-
     manifest: core.Manifest
     catalogs: list[core.Catalog | None]
 
     @property
     @abc.abstractmethod
     def identity(self) -> str:
-        """An identifier that differs between saves to the same directory."""
+        """Differs between saves to the same directory."""
 
     @abc.abstractmethod
     def file(self, number: int) -> Reader:
@@ -64,10 +62,7 @@ class Files(Reader, abc.ABC):
 
 
 class Box:
-    """A box of an array, to be read later: in place, as a view of its file, or to `memory`."""
-
     def __init__(self, array: ShardedArray, box: Sequence[range], *, in_place: bool):
-        """With `in_place`, it is a view of its file if one shard contains it."""
         self.array = array
         self.shards = array.shards_in(box)
         self.memory: np.ndarray | None = None
@@ -89,13 +84,11 @@ class Box:
         return self
 
     def places(self) -> list[tuple[int, int, Bounds]]:
-        """Returns the position of each part: the number of a file, a leaf, and indices into it."""
         return self.find().shards.places(self.array.reader.catalogs)
 
     def read(
         self, threads: int | None = None, stopped: Event | None = None, *, align: int = 1
     ) -> np.ndarray:
-        """Returns its elements: a view of a file where possible, if its address is aligned."""
         view = self.view()
         if view is not None and view.ctypes.data % align == 0:
             return view
@@ -158,7 +151,7 @@ class Box:
                 _dtypes.cast(uncast, part, path, overflow=array.overflow)
 
     def prefetch(self) -> None:
-        """Starts to read the source from the disk; later calls do nothing."""
+        """Starts to read from the disk, once."""
         if not self._has_begun:
             self._has_begun = True
             files = self.find().array.reader
@@ -184,7 +177,7 @@ def expect(boxes: Iterable[Box]) -> None:
     """Prepares files for the boxes that will be read, so that little else is read from disk.
 
     The system reads ahead in files that are needed nearly whole. In others, boxes that are used in
-    place are prefetched during the load.
+    place are prefetched.
     """
     boxes = [*boxes]
     in_place: dict[tuple[Any, int], list[tuple[int, Bounds]]] = defaultdict(list)
@@ -268,7 +261,6 @@ class ShardedArray(BoxedArray):
         return cast
 
     def box(self, index: Sequence[slice]) -> np.ndarray:
-        """Reads a box, of slices with a step of 1: a view of a file if it lies in one shard."""
         return self._using(self._ranges(index), Box.read, in_place=True)
 
     def plan(self, index: Sequence[slice], *, in_place: bool = True) -> Box:
@@ -298,7 +290,6 @@ class ShardedArray(BoxedArray):
         return self._using(box, read)
 
     def _using(self, box: Sequence[range], use: Callable[[Box], T], *, in_place: bool = False) -> T:
-        """Plans a box, and calls `use` with it while its ranges of remote files are fetched."""
         with naming(self.reader.given):
             # The manifest may list shards that do not exist and exceed the memory.
             plan = Box(self, box, in_place=in_place).find()

@@ -1,5 +1,3 @@
-"""Describes the leaves and containers of open files, without reading them."""
-
 from __future__ import annotations
 
 import math
@@ -17,9 +15,9 @@ class Info(NamedTuple):
     """A leaf or container of an open file, which is not read; see `Tree.infos`.
 
     Attributes:
-      trail: Its path, relative to the container whose method returns it.
-      kind: `"array"`, `"scalar"` of NumPy, `"prng_key"`, another type of a leaf, such as `"int"`,
-        or `"container"`.
+      trail: Its path, relative to the container.
+      kind: `"array"`, `"scalar"` of NumPy, `"prng_key"`, another type such as `"int"`, or
+        `"container"`.
       dtype: The dtype of an array or scalar, or the implementation of a PRNG key.
       shape: The shape of an array, or of the data of a PRNG key.
       nbytes: The size of the leaf, or of all leaves, in bytes; see `Tree.nbytes`.
@@ -80,7 +78,6 @@ def levels(
 
 
 def nbytes_of(kind: tuple[Any, ...], encoded: int) -> int:
-    """Returns the encoded size of a leaf; for an array, of its elements without headers."""
     if kind[0] not in ("array", "prng_key", "scalar"):
         return encoded
     name, shape = (kind[1], ()) if kind[0] == "scalar" else dtype_and_shape(kind)
@@ -89,7 +86,6 @@ def nbytes_of(kind: tuple[Any, ...], encoded: int) -> int:
 
 
 def totals(catalog: core.Catalog, value: int) -> tuple[int, int]:
-    """Returns the number of leaves in a value, and their size in bytes; see `nbytes_of`."""
     count = nbytes = 0
     for kind, leaves, encoded in catalog.kinds(value):
         count += leaves

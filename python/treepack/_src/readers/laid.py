@@ -1,5 +1,3 @@
-"""Layouts that stand for files of other formats, whose arrays are read where they lie."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -15,7 +13,6 @@ _CHUNK_BYTES = 2**30
 def layout_of(
     tree: Any, metadata: Any, *, hollow: bool = False, state_dict: bool = True
 ) -> core.Layout:
-    """Lays out a tree of arrays that are read where they lie; `hollow` is an option of `walk`."""
     return core.walk(
         tree,
         state_dict=state_dict,

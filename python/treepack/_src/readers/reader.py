@@ -1,5 +1,3 @@
-"""Reads open files in parts: their leaves, and arrays when they are used."""
-
 from __future__ import annotations
 
 import contextlib
@@ -56,21 +54,19 @@ ReadLeaf = Callable[[int, list[str]], Any]
 class Reader:
     """Reads parts of an open file, using a catalog of its leaves.
 
-    Any number of threads may read from it. It can be pickled unless it was opened from a file
-    object: unpickling opens the file again.
+    Threads may share it. It can be pickled unless it is of a file object: unpickling opens the file
+    again.
 
     Attributes:
       base: The base of a patch that the caller passed.
       format: The format in words; `None` for treepack's and flax's.
-      given: The source as the caller passed it.
       may_change: Whether the source is memory that other code may change.
       inflated: The number of bytes decompressed from gzip.
-      is_local: Whether reading it needs no requests to a store.
       is_one_file: Whether all leaves are in this file.
-      linked: The sizes of files of a directory that an earlier step of a run wrote, by name.
-      damaged_files: The files of a directory in which `verify` found damaged leaves.
-      is_patch: Whether the file is a patch, which was joined with its base.
-      separator: The text between the keys in the names of leaves; `None` if they have paths.
+      linked: The sizes of files that an earlier step of a run wrote, by name.
+      damaged_files: The files in which `verify` found damaged leaves.
+      is_patch: Whether a patch was joined with its base.
+      separator: The text between the keys in names of leaves; `None` if they have paths.
       has_types: Whether the format has the types of containers.
       is_mapped: Whether leaves have other paths and layouts than in the file.
       salvages: Whether it opens damaged files, and reads only their intact leaves.
@@ -88,7 +84,6 @@ class Reader:
     base: Any = None
 
     def __init__(self, source: Openable, opened: Opened, *, salvage: bool = False, **options: Any):
-        """`opened` is the content of `source`; `options` are used to reopen it."""
         is_path = isinstance(source, Address)
         # The working directory may change, or differ where a pickle is loaded.
         self._source = source.absolute() if is_path else source
@@ -108,7 +103,6 @@ class Reader:
 
     @property
     def filename(self) -> str | None:
-        """The file as the caller named it; `None` for data in memory."""
         return naming(self.given).filename
 
     @property
@@ -121,7 +115,7 @@ class Reader:
 
     @property
     def catalog(self) -> core.Catalog:
-        """The catalog of the leaves; a ValueError if the file is closed."""
+        """Raises a ValueError if the file is closed."""
         catalog = self._catalog  # read once: another thread may close the file
         if catalog is None:
             raise ValueError(
@@ -136,7 +130,6 @@ class Reader:
 
     @property
     def has_offsets(self) -> bool:
-        """Whether positions of leaves are those in the file; other readers lay files out anew."""
         return type(self) is Reader and not self.is_patch
 
     @property
@@ -145,7 +138,7 @@ class Reader:
 
     @property
     def damage(self) -> str | None:
-        """A description of the damage outside of leaves that opening the file found, or `None`."""
+        """The damage outside of leaves that opening the file found."""
         return self._damage or self.catalog.damage
 
     @property
@@ -161,7 +154,7 @@ class Reader:
         return self.catalog.record
 
     def unverified(self) -> list[int]:
-        """Returns the leaves of a damaged file of which it has no checksums."""
+        """Returns the leaves whose checksums a damaged file has lost."""
         if self.damage is None:
             return []
         return self.catalog.leaf_values(0)[self.catalog.summed :]
@@ -170,7 +163,7 @@ class Reader:
         return []
 
     def lists_of(self, leaves: Collection[int]) -> list[range]:
-        """Returns the values of the lists that have some of these leaves: lists are read whole."""
+        """Returns the lists that have some of these leaves: lists are read whole."""
         catalog = self.catalog
         lists: list[range] = []
         last = -1
@@ -203,11 +196,11 @@ class Reader:
         return reader
 
     def close(self) -> None:
-        """Closes the file. Arrays that view it stay valid."""
+        """Arrays that view the file stay valid."""
         self._catalog = self._content = None
 
     def kind(self, value: int, parts: list[str]) -> tuple[Any, ...]:
-        """Returns the kind of a leaf; a DecodeError if NumPy could not hold the array."""
+        """Raises a DecodeError if NumPy could not hold the array."""
         _, kind, start, _, _ = self.catalog.leaf(value)
         if kind[0] in ("array", "prng_key"):
             shape = kind[2]
@@ -230,7 +223,7 @@ class Reader:
         return self.catalog.read(value, copy=None, threads=None)
 
     def undamaged_leaf(self, value: int, parts: list[str]) -> Any:
-        """Compares other leaves than arrays, whose copy does that, with their checksums."""
+        """Verifies other leaves than arrays, whose copy does that."""
         leaf = self.leaf(value, parts)
         if not isinstance(leaf, LazyArray):
             self.compare(value, parts)
@@ -248,7 +241,6 @@ class Reader:
         return LazyArray(self, value, parts, kind)
 
     def prng_key(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> Any:
-        """Returns a typed PRNG key, or a dict if its implementation is unknown."""
         return self.catalog.read(value, copy=None, threads=None)
 
     def read(
@@ -267,7 +259,6 @@ class Reader:
     def lazily(
         self, place: Place, reading: Reading, marks: core.Marks | None, stays: StayLazy | None
     ) -> dict[int, Any] | None:
-        """Returns the leaves that stay lazy, or `None` if the catalog cannot read the others."""
         return {} if self.is_one_file else None
 
     def fitted(self, state: Any, target: Any) -> Any:
@@ -292,7 +283,7 @@ class Reader:
 
     @property
     def near(self) -> int:
-        """The number of bytes of a remote file that take as long to transfer as a request."""
+        """The number of bytes that take as long to transfer as a request."""
         return 0 if self._blocks is None else self._blocks.near
 
     def remember(self) -> None:
@@ -323,7 +314,6 @@ class Reader:
         return by_value, damage
 
     def _other_bytes(self, inner: list[str]) -> Iterator[tuple[int, Status]]:
-        """Yields the leaves whose bytes do not fit a dtype that only NumPy knows."""
         catalog = self.catalog
         unknown = lacking(inner)
         others = {*catalog.other_dtypes(inner), *unknown}
@@ -347,7 +337,6 @@ class Reader:
         return [it for it, kind in kinds if kind[0] in ("array", "scalar") and kind[1] in unknown]
 
     def damaged_record(self) -> str | None:
-        """Returns why the record of the structure does not match the tree, or `None`."""
         try:
             self.catalog.check_record()
         except NewerVersionError:
@@ -388,8 +377,6 @@ def dtype_and_shape(kind: tuple[Any, ...]) -> tuple[str, tuple[int, ...]]:
 
 
 class Place(NamedTuple):
-    """The place of a value in an open file: its number in the catalog, 0 at the root, and path."""
-
     reader: Reader
     value: int
     parts: list[str]
@@ -402,7 +389,6 @@ class Place(NamedTuple):
         return Place(self.reader, value, [*self.parts, *parts])
 
     def positions(self) -> list[tuple[int, int]]:
-        """Returns the child's index and the number of children of each container from the root."""
         positions, value = [], 0
         for part in self.parts:
             names = dict(self.catalog.children(value) or ())
@@ -411,7 +397,6 @@ class Place(NamedTuple):
         return positions
 
     def state(self, leaf: ReadLeaf, marks: core.Marks | None = None) -> Any:
-        """Builds the state of the leaves that `leaf` returns, with `ABSENT` for unmarked ones."""
         children = self.catalog.children(self.value)
         if not children and marks is not None and self.value not in marks:
             return ABSENT
@@ -431,16 +416,16 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
     """An array in an open file, which is read when it is used.
 
     Operators, functions of NumPy, `np.asarray` and `jnp.asarray` read the whole array. Integers and
-    slices as an index read only the elements they need, lists and arrays of indices or bools all of
-    it; `np.stack([lazy[row] for row in rows])` reads only some rows. Functions of JAX, such as
-    `jax.device_put`, and compiled functions take only arrays: pass them `jnp.asarray(lazy)`.
+    slices as an index read only the elements they need, arrays of indices or bools all of it;
+    `np.stack([lazy[row] for row in rows])` reads only some rows. For functions of JAX, pass
+    `jnp.asarray(lazy)`.
 
     Attributes:
       shape: The shape of the array.
       dtype: Its NumPy dtype.
 
     Examples:
-      >>> import io, numpy as np, treepack
+      >>> import numpy as np, treepack
       >>> with treepack.open(treepack.dumps({"w": np.arange(12.0).reshape(4, 3)})) as file:
       ...     print(file["w"].shape, file["w"][1:3, 0], (2 * file["w"] - 1).max())
       (4, 3) [3. 6.] 21.0
@@ -506,8 +491,7 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
     def __getitem__(self, index: Any) -> Any:
         """Indexes like NumPy, and returns a new array.
 
-        Integers and slices read only the elements they need and small gaps between them; other
-        indices read the whole array.
+        Integers and slices read only the elements they need and small gaps; others the whole array.
         """
         if type(index) is str:
             raise IndexError(
@@ -546,7 +530,7 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
     def ranges(self, bounds: Bounds) -> Iterator[RemoteRange]:
         """Yields the ranges of a remote file that a box and the header of the array need.
 
-        They are exact unless the array is split into chunks; then they are a guess.
+        A guess if the array is split into chunks.
         """
         if self.reader.is_local:
             return
@@ -560,12 +544,10 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
         yield from self.reader.stored([(start, max(data, start + 1)), *inside])
 
     def ahead(self, index: Sequence[slice]) -> Iterator[RemoteRange]:
-        """Yields the ranges of remote files that reading a box needs, for boxes read together."""
         sizes = zip(index, self.shape, strict=True)
         return self.ranges(bounds_of([range(*part.indices(size)) for part, size in sizes]))
 
     def view(self) -> np.ndarray | None:
-        """Returns the array in place, as a view of its mapped file; `None` if it must be read."""
         if not self.reader.is_local:
             return None
         try:
@@ -588,7 +570,6 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
             read_to(self.number, bounds_of(box), memory, at, strides, threads=threads)
 
     def flat_range(self, start: int, stop: int) -> np.ndarray:
-        """Reads only a range of elements, counted in C order."""
         boxes = [*boxes_of(self.shape, start, stop)]
         elements, at = np.empty(stop - start, self.dtype), 0
         with fetching(each for box in boxes for each in self.ranges(bounds_of(box))):
@@ -606,9 +587,7 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
           bins: The number of intervals of the histogram; with 0, the array is read once.
 
         Returns:
-          The statistics: `minimum`, `maximum`, `mean` and `std` of the finite elements, the numbers
-          `zeros`, `nan`, `infinite` and `size`, and `histogram`. `None` for dates and packed
-          elements.
+          The `Statistics`; `None` for dates and packed elements.
 
         Examples:
           >>> import numpy as np, treepack
@@ -666,7 +645,6 @@ def _is_traced(index: Any) -> bool:
 
 
 def box_of(index: Any, shape: tuple[int, ...]) -> tuple[list[range], tuple[Any, ...]] | None:
-    """Splits an index of integers and slices into a box to read, and an index into that box."""
     parts = [*index] if isinstance(index, tuple) else [index]
     axes = 0
     for part in parts:

@@ -1,5 +1,3 @@
-"""Computes statistics of arrays in blocks, so that files may be larger than memory."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -23,7 +21,7 @@ class Statistics(Hinting):
     """Statistics of the finite elements of an array; see `LazyArray.statistics`.
 
     Attributes:
-      symbol: `x`, or `|x|` if they are of the magnitudes of complex numbers.
+      symbol: `x`, or `|x|` for magnitudes of complex numbers.
       minimum: The least one; NaN if there are none, and likewise the next ones.
       maximum: The greatest one.
       mean: Their mean.
@@ -32,7 +30,7 @@ class Statistics(Hinting):
       nan: The number of NaNs.
       infinite: The number of infinities.
       size: The number of all elements.
-      histogram: The numbers of elements in intervals of one size between the extremes.
+      histogram: The numbers of elements in equal intervals between the extremes.
     """
 
     symbol: str

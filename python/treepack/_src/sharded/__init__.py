@@ -1,1 +1,0 @@
-"""Directories of sharded checkpoints: files, plan of shards, readers."""

@@ -32,8 +32,6 @@ _PLACE = re.compile(r"\[(\d+:\d+(?:,\d+:\d+)*)?\]")
 
 
 class _Shard(NamedTuple):
-    """A shard by file, value and range of each axis; `place` is `None` for an array of the host."""
-
     file: int
     value: int
     dtype: str
@@ -41,7 +39,6 @@ class _Shard(NamedTuple):
     place: tuple[tuple[int, int], ...] | None
 
     def is_cell(self, part: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-        """Returns whether it is of an array of this shape in such parts, the last ones shorter."""
         if self.place is None:
             return self.shape == shape
         return len(self.place) == len(shape) and all(
@@ -50,7 +47,6 @@ class _Shard(NamedTuple):
         )
 
     def fits(self, other: _Shard) -> bool:
-        """Returns whether both may be of one array: of one shape, or shorter at its end."""
         if self.dtype != other.dtype or len(self.place or ()) != len(other.place or ()):
             return False
         if self.place is None or other.place is None:
@@ -94,13 +90,12 @@ class _Array(Computed):
 
 
 class ShardsReader(ShardedReader):
-    """The arrays of a sharded checkpoint without its manifest, which has types and other leaves."""
+    """Without the manifest, which has types and other leaves, a checkpoint only has arrays."""
 
     format = "treepack, a sharded directory without its manifest"
     has_types = False
 
     def __init__(self, source: Openable, *, lost: str, **options: Any):
-        """`lost` is the reason why the manifest is missing, for errors."""
         self._lost = [f"{lost}; with the manifest, types and leaves other than arrays are lost"]
         super().__init__(source, lost=lost, **options)
         self._damage = "; ".join(self._lost)
@@ -165,7 +160,6 @@ class ShardsReader(ShardedReader):
         return first
 
     def _names(self) -> list[str]:
-        """Returns the files of the save to which the manifest belonged."""
         try:
             data = self._place(MANIFEST).read_bytes().decode("latin-1")
         except FileNotFoundError:
@@ -205,7 +199,7 @@ class ShardsReader(ShardedReader):
         )
 
     def array(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> LazyArray:
-        """Returns a `LazyArray`, which loads as a NumPy array: shards have no type of arrays."""
+        """Arrays load as NumPy's: shards have no type of arrays."""
         array = super().array(value, parts, kind)
         if isinstance(array, ShardedArray):
             array.is_host = True
@@ -216,7 +210,6 @@ class ShardsReader(ShardedReader):
 
 
 def _newest(shards: list[_Shard], ages: list[int]) -> list[_Shard]:
-    """Drops shards that a later save of a run replaced; `ages` are the saves of the files."""
     last = max(ages[shard.file] for shard in shards)
     latest = next(shard for shard in shards if ages[shard.file] == last)
     newest: dict[Any, int] = defaultdict(int)

@@ -1,5 +1,3 @@
-"""Names and contents of the files in the directory of a sharded checkpoint."""
-
 from __future__ import annotations
 
 import os
@@ -28,19 +26,15 @@ _FILE_OF = re.compile(r"[0-9a-f]{8}-(\d{5,9})\.treepack")
 
 
 def save_of(name: str) -> str:
-    """Returns the random start of a file's name, shared by all files that one save writes."""
     return name.partition("-")[0]
 
 
 def process_of(name: str) -> int:
-    """Returns the number of the process that has written a file; -1 if its name has none."""
     match = _FILE_OF.fullmatch(name)
     return -1 if match is None else int(match[1])
 
 
 class ShardFile:
-    """A file with shards; `about` are its metadata: of its process, and of the save."""
-
     def __init__(self, catalog: core.Catalog):
         self._catalog = catalog
         about = metadata_in(catalog.record)
@@ -68,7 +62,6 @@ class ShardFile:
 
 
 def warn_of_part(source: Any) -> None:
-    """Warns of a path that is one file of a sharded checkpoint: it has parts of arrays."""
     if isinstance(source, Address) and FILE.fullmatch(os.path.basename(source)):  # noqa: PTH119
         warn(
             f"{printable(source.shown)!r} is one file of a sharded checkpoint, with parts of its "

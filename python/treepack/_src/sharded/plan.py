@@ -1,5 +1,3 @@
-"""Assigns the shards of arrays to the processes that write or read them."""
-
 from __future__ import annotations
 
 import functools
@@ -18,9 +16,9 @@ from treepack.errors import TreepackError
 def plan_of(arrays: Iterable[Any], block: int | None = None) -> core.ShardPlan:
     """Assigns the shards of arrays to processes; the plan is the same in all of them.
 
-    An array on a process's own devices, such as the result of `jnp.zeros`, counts as equal in all
-    processes, like NumPy arrays: process 0 writes it. With `block`, larger shards are divided into
-    blocks of rows of about this size in bytes.
+    Arrays on a process's own devices, such as of `jnp.zeros`, count as equal in all processes, like
+    NumPy arrays: process 0 writes them. With `block`, larger shards are divided into blocks of rows
+    of about this size in bytes.
     """
     return _plan(
         tuple(
@@ -48,7 +46,6 @@ def _block_of(array: Any, block: int | None) -> int | None:
 
 
 def readers_of(arrays: Iterable[tuple[tuple[int, ...], int, Any]]) -> core.ShardPlan:
-    """Assigns shards to the processes that read them, by shape, size and sharding of the arrays."""
     return _plan(tuple((*array, False, None) for array in arrays))
 
 
@@ -76,10 +73,6 @@ _Holders = tuple[tuple[int, ...], ...]
 
 @functools.lru_cache(maxsize=1024)
 def _split(sharding: Any, shape: tuple[int, ...]) -> tuple[tuple[int, ...], _Holders]:
-    """Returns the number of shards in each dimension, and their holders.
-
-    In place of a sharding, `None` or processes are of an array of the host.
-    """
     if sharding is None or isinstance(sharding, tuple):
         return (1,) * len(shape), (sharding or (0,),)
     _, counts, by_shard = division(sharding, shape)
@@ -93,7 +86,7 @@ def _in_blocks(
 ) -> tuple[tuple[int, ...], _Holders]:
     """Divides shards into blocks of rows of one size, which are contiguous in memory.
 
-    The last block of a dimension that has no shards may be shorter. In others, a shard without such
+    The last block of a dimension without shards may be shorter. In others, a shard without such
     blocks of a quarter to four times the size stays whole.
     """
     part = [size // count for size, count in zip(shape, counts, strict=True)]

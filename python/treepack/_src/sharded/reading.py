@@ -61,7 +61,7 @@ _MOST_INFLATED = 1032
 
 
 class ReplacedError(CorruptionError):
-    """The files of a checkpoint are missing because it was saved again."""
+    """The checkpoint was saved again."""
 
     means_damage = False
 
@@ -81,7 +81,7 @@ _ATTEMPTS = 50
 
 
 def _without_manifest(source: Address) -> NoManifestError:
-    """Returns the error for a directory, which no frame of its traceback holds."""
+    """Made here so that no frame of its traceback holds the directory."""
     text, names, is_above = without_manifest(source, MANIFEST)
     error = NoManifestError(f"the directory has no {MANIFEST}: {text}")
     error.names, error.is_above = names, is_above
@@ -89,8 +89,6 @@ def _without_manifest(source: Address) -> NoManifestError:
 
 
 class ShardedReader(Files):
-    """Reads a sharded checkpoint: a directory whose files are opened when they are needed."""
-
     format = "treepack, a sharded directory"
     is_one_file = False
 
@@ -148,7 +146,6 @@ class ShardedReader(Files):
         return data, manifest
 
     def _encoding(self) -> core.Content:
-        """Returns the encoded tree, whose arrays may be missing."""
         return self.manifest.content
 
     def salvaging(self) -> Reader:
@@ -194,7 +191,7 @@ class ShardedReader(Files):
             self.file(number)
 
     def open_files(self, numbers: Iterable[int]) -> None:
-        """Opens remote files that are needed, many at a time; local files are opened when used."""
+        """Opens remote files, many at a time; local files are opened when used."""
         if not self._path.is_local:
             at_once = self._path.at_once
             run([functools.partial(self._open_early, number) for number in numbers], at_once)
@@ -287,7 +284,7 @@ class ShardedReader(Files):
 
     @property
     def damage(self) -> str | None:
-        """A description of the damage outside of leaves, with `salvage` also in its files."""
+        """With `salvage`, also the damage in files."""
         files = self._damage_of_files() if self.salvages else ()
         return "; ".join(filter(None, [super().damage, *files])) or None
 
@@ -320,7 +317,6 @@ class ShardedReader(Files):
 
     @property
     def is_summed(self) -> bool:
-        """Whether there are checksums: the manifest has the checksums of its files."""
         return True
 
     def array(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> LazyArray:
@@ -335,10 +331,7 @@ class ShardedReader(Files):
         return array if isinstance(array, ShardedArray) else None
 
     def stored_digest(self, array: LazyArray) -> bytes | None:
-        """Returns the digest of an array from the digests of its shards in the records of files.
-
-        `None` if files lack them, or if the shards are not contiguous parts of the array.
-        """
+        """`None` if records lack digests, or the shards are not contiguous parts of the array."""
         number = self.manifest.array_of(self.catalog, array.number)
         if number is None or not isinstance(array, ShardedArray) or array.dtype != array.stored:
             return None
@@ -361,7 +354,7 @@ class ShardedReader(Files):
         return whole
 
     def compare(self, value: int, parts: list[str]) -> None:
-        """Compares a leaf with its checksum; leaves in the manifest share one checksum."""
+        """Leaves in the manifest share one checksum."""
         if (array := self._sharded(value, parts)) is not None:
             array.compare()
 
@@ -374,7 +367,6 @@ class ShardedReader(Files):
     def read(
         self, place: Place, reading: Reading, marks: core.Marks | None, stays: StayLazy | None
     ) -> Any:
-        """Like `Reader.read`; arrays that go to devices stay lazy: each device reads its part."""
         read_now: list[ShardedArray] = []
 
         def waits(array: LazyArray) -> bool:
@@ -413,7 +405,7 @@ class ShardedReader(Files):
             task.result().remember()
 
     def verify(self, *, threads: int | None, progress: Tell | None) -> Verified:
-        """Like `Reader.verify`; a ReplacedError if another save replaced the checkpoint."""
+        """Raises a ReplacedError if another save replaced the checkpoint."""
         catalog = self.catalog
         leaves = []
         arrays = {}
