@@ -1,9 +1,8 @@
 """Claims the directory of a sharded checkpoint, commits to it, and cleans it.
 
-Only one job can commit. In a local directory it holds a lease while it saves (`lease.py`). In a
-store, which has no locks, a conditional request replaces the manifest only if it has not changed
-since the save began. There, the cleanup deletes only files from before the commit, so files of a
-job that begins in between stay.
+Only one job can commit. In a local directory it holds a lease (`lease.py`). A store has no locks: a
+conditional request replaces the manifest only if it has not changed since the save began, and the
+cleanup spares files from after the commit, of a job that began in between.
 """
 
 from __future__ import annotations
@@ -46,7 +45,6 @@ _SHARD_FILE = re.compile(rf"{NAME}|\.({NAME}|(lease|manifest)\.treepack)\.treepa
 
 
 def file_name(name: str, process: int, part: int = 0) -> str:
-    """Returns the name of a shard file; a further `part` has a longer number than any process."""
     number = f"{part:05}" if part else ""
     return f"{name}-{process:05}{number}.treepack"
 
@@ -73,8 +71,8 @@ class Written(NamedTuple):
       record: The CRC-32 of its record.
       plan: The checksum of its plan.
       others: The name, size and record of each other file with shards of its process.
-      places: The number of the file of each shard, in the order of the plan: 0 for this file, 1
-        for the first of `others`. Empty if all are in this file.
+      places: The file of each shard, in the order of the plan: 0 for this file, 1 for the first of
+        `others`. Empty if all are in this file.
     """
 
     name: str
@@ -90,7 +88,7 @@ _claimed: dict[int, weakref.ref[Directory]] = {}
 
 
 def interrupted(path: Address) -> list[Directory]:
-    """Returns the claims of a directory by saves that a signal handler in this thread interrupted.
+    """Returns the saves to a directory that a signal handler in this thread has interrupted.
 
     They continue after the handler's save, which spares their files, and replace its checkpoint.
     """
@@ -108,7 +106,7 @@ class Directory(abc.ABC):
 
     Attributes:
       claimed: The place and the claiming thread.
-      linked: The names of files that the save links from another directory.
+      linked: Files that the save links from another directory.
     """
 
     def __init__(self, path: Address):
@@ -132,7 +130,6 @@ class Directory(abc.ABC):
         return self._path / name
 
     def claim(self, name: str) -> None:
-        """Begins a save with a name; `release` ends it. A BusyError if another job saves."""
         self._interrupted = interrupted(self._path)
         self._name, self.claimed = name, (self._path.real(), threading.get_ident())
         _claimed[id(self)] = weakref.ref(self)
@@ -149,13 +146,13 @@ class Directory(abc.ABC):
     def held(self) -> Iterator[Callable[[], None]]:
         """Keeps other jobs from saving to a local directory, or removing from it.
 
-        Yields a function that checks the claim. It waits for other threads of this process, except
-        for one that waits itself: perhaps in a signal handler, for this call.
+        Yields a check of the claim. Waits for other threads of this process, except one that itself
+        waits, perhaps in a signal handler for this call.
         """
         yield self.check  # in a store the owner is unknown
 
     def remove(self) -> None:
-        """Removes the directory, its manifest first, so that the rest is not a checkpoint."""
+        """Removes the manifest first, so that the rest is not a checkpoint."""
         self._path.remove_files([MANIFEST])
         self._path.remove()
 
@@ -173,7 +170,6 @@ class Directory(abc.ABC):
         return any(name in other.linked or _is_of(name, other._name) for other in self._interrupted)
 
     def _is_ours(self, name: str) -> bool:
-        """Returns whether a file with the name of a shard file is one, and not the user's."""
         if (
             name.startswith(".")
             or name in self._replaced
@@ -185,7 +181,6 @@ class Directory(abc.ABC):
         return False
 
     def _has_committed(self, now: Any) -> None:
-        """Lets the saves that this one interrupted replace its checkpoint."""
         self._name = ""
         for directory in self._interrupted:
             directory._overtaken.append(now)  # beside that of a handler which has come after this
@@ -216,7 +211,7 @@ class Directory(abc.ABC):
         return {entry.name for entry in self._path.entries()}
 
     def look(self, name: str) -> Written:
-        """Reads the end of a file with shards; a DecodeError if it is damaged or not regular."""
+        """Raises a DecodeError if the file is damaged or not regular."""
         return self.read(name)[0]
 
     def read(self, name: str) -> tuple[Written, core.Catalog]:
@@ -241,7 +236,7 @@ def _files_of(manifest: bytes | None) -> set[str] | None:
 
 
 def _hash_of(manifest: bytes | None) -> bytes | None:
-    """Returns a hash of a manifest; its CRC would be constant, since it ends with its own CRC."""
+    """Not a CRC, which would be constant: a manifest ends with its own."""
     return None if manifest is None else hashlib.blake2b(manifest).digest()
 
 
@@ -375,7 +370,7 @@ class RemoteDirectory(Directory):
         return f"{self._place.rstrip('/')}/{name}" if self._place else name
 
     def check(self) -> None:
-        """Does nothing: no claim is held, and the condition in `commit` stops the later job."""
+        """Does nothing: the condition in `commit` stops the later job."""
 
     def commit(self, manifest: bytes, names: set[str], *, durable: bool) -> None:
         del durable  # stores are always durable

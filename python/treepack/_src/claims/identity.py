@@ -1,7 +1,7 @@
 """Computes the identity of a save, which must be the same in all processes.
 
-A process that missed a save would write rows of another step to the checkpoint. So all compare
-everything that requires no reading of shards.
+A process that missed a save would write rows of another step. So all compare everything that
+requires no reading of shards.
 """
 
 from __future__ import annotations
@@ -34,14 +34,13 @@ _SMALL_BYTES = 1024
 
 
 class Identity(NamedTuple):
-    """The identity of a save in one process.
+    """Checksums of a save in one process.
 
     Attributes:
       paths: The path as the caller passed it, and absolute.
-      metadata: A checksum.
-      tree: A checksum of the paths, shapes and dtypes of arrays, and of the plan of writers.
-      all: A checksum of everything outside of shards, including metadata and structure.
-      leaves: The paths and checksums of the first leaves outside of shards.
+      tree: Of paths, shapes and dtypes of arrays, and of the plan of writers.
+      all: Of everything outside of shards.
+      leaves: Of the first leaves outside of shards, by path.
     """
 
     paths: list[str]
@@ -63,7 +62,6 @@ class Identity(NamedTuple):
         return mine == {**other, "paths": None} and _is_one_place(self.paths, other["paths"])
 
     def differences(self, process: int, text: str) -> str:
-        """Describes how the save of another process differs from process 0's, which is this one."""
         other = Identity(**json.loads(text))
         problems = []
         if self.step != other.step:
@@ -116,7 +114,6 @@ def identity_of(
     manifest: core.Manifest,
     arrays: Sequence[Any],
 ) -> Identity:
-    """`tree` is the checksum of `Identity.tree`; `arrays` are those outside of the manifest."""
     sums = [_checksum(array) for array in arrays]
     options = {
         "compress": writing.compress if writing.compress == "numbers" else bool(writing.compress),
@@ -155,7 +152,6 @@ def _leaf_sums(manifest: core.Manifest, sums: list[str | None]) -> list[tuple[st
 
 
 def _checksum(array: Any) -> str | None:
-    """Returns the checksum of an array that must be equal in all processes, or `None`."""
     if isinstance(array, Deferred):
         return None  # it is read only when it is written
     if _jax.is_array(array) and not array.is_fully_addressable:
@@ -166,7 +162,7 @@ def _checksum(array: Any) -> str | None:
 
 
 def _sum_of(*parts: Buffer) -> str:
-    """Returns a hash of bytes; a CRC would be constant for data that end with their own CRC."""
+    """Not a CRC, which is constant for data that end with their own."""
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:
         digest.update(part)
@@ -176,7 +172,7 @@ def _sum_of(*parts: Buffer) -> str:
 def _is_one_place(mine: list[str], theirs: list[str]) -> bool:
     """Returns whether the paths of two processes may name the same directory.
 
-    Equal relative paths may. If they do not, process 0 does not find the files of the others.
+    Equal relative paths may; if they do not, process 0 misses the files of others.
     """
     return mine[0] == theirs[0] or mine[1] == theirs[1]
 

@@ -1,12 +1,9 @@
 """Implements the lease of a directory: a file that only one job can hold while it saves there.
 
-It names host, process and time, and is renewed during the save. If the file system has locks, its
-holder also locks it, and the lock ends with the process. A lease that is not locked, whose process
-has ended on this machine, or that another host has not renewed for `EXPIRY_S`, belongs to a dead
-process: the next process replaces it.
-
-A process that stands still for longer loses its lease, so `commit`, which completes a save, checks
-it before.
+It names host, process and time, and is renewed during the save. Its holder also locks it where the
+file system has locks, until the process ends. A lease belongs to a dead process if it is not
+locked, its process has ended on this machine, or another host has not renewed it for `EXPIRY_S`:
+the next process replaces it. So `commit` checks the lease first.
 """
 
 from __future__ import annotations
@@ -50,8 +47,6 @@ _WRITING_S = 0.01
 
 
 class OwnBusyError(BusyError):
-    """Another thread of this process is saving to the same directory, with the lease `token`."""
-
     def __init__(self, text: str, thread: int, token: str):
         super().__init__(text)
         self.thread, self.token = thread, token
@@ -73,7 +68,6 @@ class Permit:
     @classmethod
     @contextlib.contextmanager
     def taken(cls, path: Address, name: str) -> Iterator[Permit]:
-        """Keeps other jobs from saving to a local directory, which it makes."""
         if not path.is_local:
             yield cls()
             return
@@ -88,7 +82,7 @@ class Permit:
             lease.release()
 
     def check(self) -> None:
-        """Raises a BusyError if another job took this process, or its process 0, for dead."""
+        """Raises a BusyError if another job took this process, or process 0, for dead."""
         if self._directory is None:
             return
         data = b""
@@ -100,8 +94,7 @@ class Permit:
     def commit(self, path: Address, data: bytes, before: Any = None, *, durable: bool) -> None:
         """Writes the small file that completes a save; see `Store.put` and `check`.
 
-        Without locks of the file system, another job may save between a check and the write, so the
-        lease is checked after it, too: no save returns as if it was the last one.
+        Checks the lease after it, too: without locks, another job may save in between.
         """
         self.check()
         path.write_bytes(data, before, durable=durable)
@@ -111,7 +104,7 @@ class Permit:
 class Lease(Permit):
     """The lease that this process holds while it saves to a directory.
 
-    `spared` is a save whose lease has expired, but whose process may be alive: its files stay.
+    `spared` is a save whose lease has expired, but whose process may be alive.
     """
 
     def __init__(self, directory: Path):
@@ -126,7 +119,7 @@ class Lease(Permit):
         weakref.finalize(self, _end, self._files, self._stopped).atexit = False
 
     def take(self, name: str) -> None:
-        """Takes the lease for a save with this name; the caller must `release` it."""
+        """The caller must `release` it."""
         # The file gets its name when it is locked and written: a process that is killed leaves no
         # empty one.
         temporary = self._path.with_name(f".{FILE}.treepack-{secrets.token_hex(8)}.tmp")
@@ -166,7 +159,7 @@ class Lease(Permit):
         close(repeated(os.dup, self._files[0]))  # which is when NFS shows it to other hosts
 
     def _take_name(self, temporary: Path) -> None:
-        """Gives the file its final name, which only one job can do."""
+        """Only one job can give the file its final name."""
         busy = BusyError(f"{self._path.parent} is being saved to by several other jobs")
         for _ in range(_ATTEMPTS):
             try:
@@ -188,7 +181,7 @@ class Lease(Permit):
     def _create(self) -> None:
         """Creates the file where the file system has no hard links.
 
-        A thread does this, so that a signal handler which also saves here soon finds it written.
+        In a thread, so that a signal handler which also saves here soon finds it written.
         """
 
         def create() -> None:
@@ -207,7 +200,6 @@ class Lease(Permit):
             creating.end()
 
     def _remove_dead(self) -> None:
-        """Removes the existing lease, or raises a BusyError if its holder may be alive."""
         try:
             if not stat.S_ISREG(repeated(self._path.lstat).st_mode):
                 text = "This is not a regular file, so not the lease of a save: remove it"
@@ -238,7 +230,6 @@ class Lease(Permit):
             close(file)
 
     def _remove(self, dead: os.stat_result) -> None:
-        """Removes the lease of a dead process, but not a newer lease."""
         aside = self._path.with_name(f".{FILE}.treepack-{secrets.token_hex(8)}.tmp")
         with contextlib.suppress(FileNotFoundError):
             if not os.path.samestat(dead, repeated(self._path.lstat)):
@@ -354,7 +345,7 @@ def _open(path: Path) -> int:
 
 
 def _lock(file: int, *, wait: bool = False) -> bool | None:
-    """Locks a file, with `wait` after waiting; `None` if the file system has no locks."""
+    """Returns `None` if the file system has no locks."""
     try:
         import fcntl
 
@@ -405,12 +396,11 @@ def _system() -> str:
 
 
 def _machine() -> str | None:
-    """Returns the identity of the machine, which a restart keeps, or `None`."""
+    """A restart keeps the identity."""
     return _text_of("/etc/machine-id")
 
 
 def _namespace() -> str | None:
-    """Returns the identity of the processes that this one sees by number."""
     try:
         return os.readlink("/proc/self/ns/pid")  # noqa: PTH115
     except OSError:

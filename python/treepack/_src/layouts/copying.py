@@ -2,8 +2,7 @@
 
     File, Tree ──▶ Copy ──▶ layout of msgpack, or arrays by their paths for another format
 
-A file is represented by its *state*: nested dicts and lists with strings as keys, whose arrays are
-read when they are written: files may be larger than memory.
+Arrays are read when they are written, since files may be larger than memory.
 """
 
 from __future__ import annotations
@@ -45,7 +44,6 @@ class Salvage(NamedTuple):
 
     Attributes:
       unchecked: The number of intact leaves without checksums.
-      is_damaged: Whether anything is lost or damaged.
       texts: Descriptions of lost leaves and of those that are not verified.
     """
 
@@ -66,10 +64,8 @@ class Copy(NamedTuple):
     Attributes:
       source: The file, for its metadata.
       tree: The state; a damaged leaf is the error.
-      record: The record of the structure with the bytes after it; `None` for a part.
-      described: Whether the file has a record, even if this part of it has none.
-      name: The last part of the path of a part.
-      salvage: The state of a file that is open for salvage.
+      record: The record with the bytes after it; `None` for a part.
+      described: Whether the file has a record.
     """
 
     source: Tree
@@ -90,7 +86,6 @@ class Copy(NamedTuple):
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """If a read in a block fails, raises a CorruptionError with all damaged leaves."""
         try:
             yield
         except (CorruptionError, DecodeError) as error:
@@ -163,8 +158,7 @@ class Copy(NamedTuple):
     def layout(self, path: Address, writing: Writing) -> core.Layout:
         """Lays out a file of msgpack in the form of its suffix.
 
-        `.treepack` files have a record, a new one if necessary; `.msgpack` files have none, as flax
-        writes them; other files have one if the source has.
+        `.treepack` files have a record, `.msgpack` files none; others have one if the source has.
         """
         is_ours = path.lower().removesuffix(".gz").endswith(".treepack")
         if path.has_flax_suffix:
@@ -195,11 +189,6 @@ class Copy(NamedTuple):
 
 
 def _read(tree: Tree, place: Place, marks: core.Marks | None = None) -> Copy:
-    """Reads the state at a place, or of marked leaves.
-
-    Arrays are compared with their checksums when they are copied, other leaves now.
-    """
-
     def leaf(value: int, parts: list[str]) -> Any:
         try:
             return place.reader.undamaged_leaf(value, parts)
@@ -270,7 +259,6 @@ def _texts(metadata: Any) -> dict[str, str]:
 
 
 def _arrays(tree: Any) -> Leaves:
-    """Yields the arrays of a state; numbers become arrays, other leaves a TreepackError."""
     for parts, leaf in leaves_of(tree, ()):
         if leaf is None:
             continue

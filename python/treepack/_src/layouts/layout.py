@@ -1,5 +1,3 @@
-"""Lays out trees: as states in flax's form, or with a record of their structure."""
-
 from __future__ import annotations
 
 import mmap
@@ -35,8 +33,8 @@ def base_of(
 ) -> Base | None:
     """Returns the data of a `base=`: of a tree, encoded bytes, a path or an open file.
 
-    `static` is for a tree; readers need only its arrays. Raises a TreepackError for other files, a
-    TypeError for a file object, a part of an open file, several paths, or one leaf except an array.
+    `static` is for a tree. Raises a TreepackError for other files, a TypeError for a file object, a
+    part of an open file, several paths, or one leaf except an array.
     """
     if base is None:
         return None
@@ -67,7 +65,6 @@ _FRAMES = (bytes, bytearray, memoryview)
 
 
 def _check_is_tree(base: Any) -> None:
-    """Raises a TypeError, with a cure, if a base has no arrays, or is only a part of a file."""
     kind = type(base)
     values = base.values() if kind is dict else base if kind in (list, tuple) else ()
     if isinstance(base, (LazyArray, Tree)):
@@ -115,7 +112,7 @@ def _is_nothing(leaf: Any) -> bool:
 
 
 class Encoding(dict[str, Any]):
-    """The options with which trees are laid out, `align` among them; see `_core.walk`.
+    """The options with which trees are laid out; see `_core.walk`.
 
     Attributes:
       chunks: `treepack.serialization`, where programs change `MAX_CHUNK_SIZE`.
@@ -132,8 +129,7 @@ class Encoding(dict[str, Any]):
     def tree(self, tree: Any, metadata: Any = None, static: Static = "skip-code") -> core.Layout:
         """Lays out a tree with a record of its structure.
 
-        Only files can have `checksums`, and an `index`, which finds leaves without reading all
-        headers.
+        Only files can have `checksums`, and an `index`, which finds leaves without a scan.
         """
         left_out = Recorder(static)
         layout = core.walk(
@@ -154,11 +150,7 @@ class Encoding(dict[str, Any]):
 
     @classmethod
     def file(cls, tree: Any, saved: Saved, writing: Writing, **options: Any) -> core.Layout:
-        """Lays out a tree for a file, with its structure, an index and checksums.
-
-        With `digests`, also with digests of its arrays: of the written bytes or, if these are
-        compressed, of the memory now.
-        """
+        """`digests` are of the written bytes or, if these are compressed, of the memory now."""
         # The blocks of a compressed file have their own; of a damaged patch, only these tell which
         # leaves are intact.
         is_summed = not writing.compress or saved.base is not None
@@ -171,7 +163,7 @@ class Encoding(dict[str, Any]):
 
 
 def state_layout(target: Any, **options: Any) -> core.Layout:
-    """Lays out the state of a tree, in flax's form; see `_core.walk` for the options.
+    """Lays out the state of a tree, in flax's form; options are those of `_core.walk`.
 
     Not a method of `Encoding`: an object takes a tenth of the time of a small message.
     """

@@ -29,10 +29,6 @@ from treepack._src.readers.reader import LazyArray
 
 
 def mapped_leaves(tree: Any, mapping: Any, *, snapshot: bool) -> Leaves:
-    """Returns the leaves of a tree with their paths in the file; a copy with `snapshot`.
-
-    Warns of rules that match nothing.
-    """
     leaves = {_paths.text(parts): leaf for parts, leaf in leaves_of(tree, ())}
     empty = (_paths.text(parts) for parts, is_leaf in ends_of(tree) if not is_leaf)
     leaves |= {path: {} for path in empty if path not in leaves}
@@ -89,7 +85,7 @@ class _Sources:
 
 
 class _Tensor(Held):
-    """A tensor of the file, which any process makes of leaves when it is written."""
+    """A tensor of the file, which any process makes when it is written."""
 
     is_everywhere = True
 
@@ -102,14 +98,12 @@ class _Tensor(Held):
         ties: Sequence[Made | str],
         held: _Sources,
     ):
-        """`made` is the result of a rule, or the path of a leaf; `ties` are equal ones."""
         super().__init__(shape, dtype)
         self._path, self._tensor, self._ties, self._sources = path, made, ties, held
         for one in (made, *ties):
             held.hold([one] if isinstance(one, str) else one.assembly.paths)
 
     def __repr__(self) -> str:
-        """Describes how it is made: differs if other elements would result."""
         return repr(self._tensor if isinstance(self._tensor, str) else self._tensor.tie)
 
     def _make(self) -> np.ndarray:
@@ -120,7 +114,6 @@ class _Tensor(Held):
 
 
 def _held(leaf: Any, *, snapshot: bool) -> Any:
-    """Returns an array as a `Source` has it: of NumPy, in a file now or later, or on devices."""
     if isinstance(leaf, (np.ndarray, np.generic)):
         array = np.array(leaf) if snapshot else np.asarray(leaf)
         return _InMemory(array.astype(array.dtype.newbyteorder("="), copy=False))
@@ -155,7 +148,6 @@ class _OnDevices:
         """Returns `None`: the elements are not in the memory of the host."""
 
     def ahead(self, index: Sequence[slice]) -> Iterator[Any]:
-        """Yields nothing: no file is read."""
         return iter(())
 
     def read_to(

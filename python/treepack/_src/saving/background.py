@@ -1,8 +1,6 @@
-"""Saves in a background thread: `save(background=True)`.
+"""Saves in a background thread, after an earlier save to the same path: `save(background=True)`.
 
-    save ──▶ a layout that does not depend on the tree ──▶ thread: write ──▶ Saving.result()
-
-A save waits for an earlier one to the same path.
+save ──▶ a layout that does not depend on the tree ──▶ thread: write ──▶ Saving.result()
 """
 
 from __future__ import annotations
@@ -38,8 +36,8 @@ T = TypeVar("T")
 class LoggedFuture(Future[T], metaclass=Completing):
     """The future of work that runs once, in a thread; logs an error that is never retrieved.
 
-    A signal handler may wait for it, regardless of the call that it interrupts: waiting does not
-    use the lock of futures, which the interrupted call may hold.
+    Signal handlers may wait for it: it avoids the lock of futures, which an interrupted call may
+    hold.
     """
 
     _value: T
@@ -49,7 +47,6 @@ class LoggedFuture(Future[T], metaclass=Completing):
     )
 
     def __init__(self, name: str, work: Callable[[], T]):
-        """`name` names the destination in messages."""
         super().__init__()
         self.set_running_or_notify_cancel()  # it cannot be cancelled
         self.name = name
@@ -94,7 +91,6 @@ class LoggedFuture(Future[T], metaclass=Completing):
             _under_way.pop(self, None)
 
     def give_up(self, error: BaseException) -> bool:
-        """Ends it with an error unless the work has begun; returns whether it ended it."""
         if not self._claim():
             return False
         self._works.clear()
@@ -103,7 +99,7 @@ class LoggedFuture(Future[T], metaclass=Completing):
         return True
 
     def _claim(self) -> bool:
-        """Returns whether this is the first call; atomic, also for signal handlers."""
+        """Whether this is the first call; atomic, also for signal handlers."""
         mine = (threading.get_ident(),)
         return self._claims.setdefault("first", mine) is mine
 
@@ -115,8 +111,7 @@ class LoggedFuture(Future[T], metaclass=Completing):
     def wait(self) -> None:
         """Waits for the end, without retrieving the error, unless it `is_suspended`.
 
-        Begins the work if no thread has: that thread may be the one that a signal handler
-        interrupted.
+        Begins the work if no thread has: a signal handler may have interrupted that thread.
         """
         if not self.has_begun:
             _start(self)
@@ -166,9 +161,8 @@ class Saving(Hinting, LoggedFuture[None]):
     """A save in the background, the result of `save(background=True)`.
 
     It is a `concurrent.futures.Future`: `done()` returns whether the save has ended; `result()`
-    waits for it and raises its error; `exception()` returns the error. In a coroutine of asyncio,
-    `await saving` does as `result()`. The program exits only after the save. An error that is never
-    retrieved is logged.
+    waits for it and raises its error; `exception()` returns the error. `await saving` does as
+    `result()`. The program exits only after the save. An error that is never retrieved is logged.
 
     Attributes:
       path: The path of the save.
@@ -257,12 +251,11 @@ class OneByOne(Executor):
     """Saves to one path one after another; a signal handler may begin one as well."""
 
     def __init__(self, path: Address | None = None, kind: str = ""):
-        """Objects of one path and `kind` share their order; without a path, it is their own."""
         self._path, self._kind = None if path is None else path.absolute(), kind
         self._place: Hashable = self if path is None else None
 
     def _resolved(self) -> Hashable:
-        """Returns the key of the order; to resolve links takes as long as to save a small file."""
+        """Resolving links takes as long as a small save."""
         if self._path is not None and self._place is None:
             self._place = self._kind, self._path.real()
         return self._place
@@ -279,9 +272,8 @@ class OneByOne(Executor):
     ) -> Saving | None:
         """Calls `write` after earlier work: now, or with `background` in a thread.
 
-        If this thread has interrupted a save in the directory that `write` `claims`, which ends
-        only after this, `write` is called now. `abandon` is called with the error if no thread can
-        be started.
+        Now, too, if this thread has interrupted a save in the directory that `write` `claims`. If
+        no thread can be started, calls `abandon` with the error.
         """
         if not background:
             self.wait()  # for saves that a signal handler began since the call of `save`
@@ -294,8 +286,6 @@ class OneByOne(Executor):
         return saving
 
     def later(self, path: Address, work: Callable[[Saving], None]) -> Saving:
-        """Begins work in a thread, which waits for earlier work; `path` is for messages."""
-
         def write(_: Progress) -> None:
             self.wait(saving)
             work(saving)
@@ -332,7 +322,6 @@ class OneByOne(Executor):
             raise
 
     def wait(self, until: LoggedFuture[Any] | None = None) -> None:
-        """Waits for all work; with `until`, only for work that began before it."""
         if not _under_way:
             return
         place = self._place or self._resolved()
@@ -370,7 +359,7 @@ def _finish() -> None:
 
 
 def _end() -> None:
-    """Waits for all saves, after which handlers of `atexit` that are older than this module run."""
+    """Waits for all saves, before handlers of `atexit` that are older than this module."""
     _ends.append(None)
     _finish()
 

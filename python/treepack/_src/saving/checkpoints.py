@@ -1,8 +1,3 @@
-"""Writes checkpoints, and copies them.
-
-A checkpoint is a file, or a directory with a manifest.
-"""
-
 from __future__ import annotations
 
 import contextlib
@@ -20,8 +15,6 @@ from treepack.errors import CorruptionError, TreepackError
 
 
 class FileWrite:
-    """A save to a file; calling it writes the file, once."""
-
     leads = True
 
     def __init__(self, path: Address, tree: Any, saved: Saved, writing: Writing, *, snapshot: bool):
@@ -52,9 +45,9 @@ def copy_checkpoint(
 ) -> None:
     """Copies a local checkpoint, in one commit.
 
-    `check` is called before a file gets its name. If the checkpoint has files of earlier saves,
-    `earlier` returns an earlier one in the store of the copy; files of both are linked. Raises a
-    CorruptionError if the size of a file differs from the manifest.
+    `check` is called before a file gets its name. `earlier` returns an earlier checkpoint in the
+    store of the copy, to link files of both. A file of another size than in the manifest is a
+    CorruptionError.
     """
     if not is_directory:
         source.copy_to(target, check)

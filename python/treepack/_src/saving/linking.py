@@ -4,10 +4,9 @@
         ──▶ probes, digests ──▶ unchanged: where most of a file is, link the file
                            └──▶ the rest: changed shards to one file, others to a second
 
-A step is a whole directory: its manifest names linked files like its own. A file's name starts with
-the random name of the save that wrote it. Only files of the step that the same object saved or
-resumed last are linked. The record of each file has the digests of its shards, of the written
-bytes, so no array of an earlier step is read.
+Each manifest names linked files like its own; names start with the random name of the save that
+wrote them. Only files of the step that the same object saved or resumed last are linked. Records
+have the digests of shards, so no earlier array is read.
 """
 
 from __future__ import annotations
@@ -56,12 +55,10 @@ class Part(NamedTuple):
     """A shard that this process saves.
 
     Attributes:
-      path: The path of its array.
       cell: Its number in the array.
       keys: The keys of its leaf in a file of shards.
-      text: The path of its leaf in a file of shards.
-      kind: Its dtype and shape.
-      source: The JAX array that it is a shard of; `None` if it is of another array.
+      text: The path of that leaf.
+      source: The JAX array that it is a shard of, if any.
     """
 
     path: str
@@ -142,7 +139,7 @@ class Step(NamedTuple):
                 self.sources[part.path] = part.source
 
     def is_same_array(self, part: Part) -> bool:
-        """Returns whether a part is of the same JAX array as in this step, which cannot change."""
+        """JAX arrays cannot change, so equal objects have equal elements."""
         before = self.sources.get(part.path)
         array = None if before is None or part.source is None else part.source()
         return array is not None and before is not None and before() is array
@@ -150,7 +147,6 @@ class Step(NamedTuple):
     def unchanged(
         self, parts: Sequence[Part], probes: Sequence[bytes | None], threads: int | None
     ) -> dict[int, str]:
-        """Returns the files of unchanged shards by number; digests only those that may be."""
         files, likely = {}, []
         for number, (part, probe) in enumerate(zip(parts, probes, strict=True)):
             stored = self.shards.get(part.text)
@@ -177,10 +173,7 @@ class Step(NamedTuple):
 
 
 class Linking:
-    """Links the files of each step of a series to those of the step before.
-
-    `step` was saved or resumed last, once its files are known.
-    """
+    """`step` was saved or resumed last, once its files are known."""
 
     def __init__(self, full_every: int | None):
         self._full_every = full_every
@@ -199,7 +192,6 @@ class Linking:
         return self.step
 
     def full(self, step: Step | None) -> tuple[int, float]:
-        """Returns the checkpoints since the last one without links, and its time, with this one."""
         now = time.time()
         if step is None:
             return 1, now
@@ -218,10 +210,6 @@ class Linking:
         *,
         durable: bool,
     ) -> set[int]:
-        """Links the files that are worth it, and adds them to the next step.
-
-        Returns the numbers of the shards in them.
-        """
         done: set[int] = set()
         # The two tiers may be in different file systems, so copies between them are no surprise.
         warns = os.path.dirname(last.path) == os.path.dirname(step.path)  # noqa: PTH120
@@ -289,7 +277,7 @@ def _read(path: Address, parts: Sequence[Part]) -> Step | None:
 
 
 def fixed(parts: Sequence[Part], *, on_host: bool) -> list[Part]:
-    """Returns shards whose elements no other thread can change: copies of NumPy arrays.
+    """Copies NumPy arrays, which other threads may change.
 
     With `on_host`, JAX arrays are on the host as well, and may be donated.
     """
@@ -312,7 +300,6 @@ def in_host_memory(array: Any) -> np.ndarray:
 
 
 def probes_of(parts: Sequence[Part], last: Step | None, threads: int | None) -> list[bytes | None]:
-    """Returns digests of a few elements of shards in host memory, and `None` for others."""
     probes: list[bytes | None] = [None] * len(parts)
     samples = {}
     for number, part in enumerate(parts):

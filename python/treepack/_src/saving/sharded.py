@@ -3,8 +3,7 @@
     tree ──walk──▶ encoding with gaps ──▶ plan of writers ──▶ a file of this process
                           └──────────────── process 0, after all have written ──▶ manifest
 
-Each attempt has its own file names, so the old checkpoint stays until the new manifest replaces the
-old one. If several jobs save to a directory, only one can commit (`directory.py`).
+Each attempt has its own file names, so the old checkpoint stays until the new manifest replaces it.
 """
 
 from __future__ import annotations
@@ -48,7 +47,6 @@ from treepack.errors import TreepackError
 
 
 def is_distributed(tree: Any) -> bool:
-    """Returns whether a tree has arrays that no single process holds entirely."""
     if _jax.client() is None:
         return False
     return any(
@@ -58,8 +56,6 @@ def is_distributed(tree: Any) -> bool:
 
 
 class ShardedWrite:
-    """A save to a directory together with all other processes; calling it writes it."""
-
     def __init__(
         self,
         path: Address,
@@ -70,7 +66,6 @@ class ShardedWrite:
         snapshot: bool,
         group: Group | None = None,
     ):
-        """Plans the files; `group` continues a save, else this is a round of its own."""
         self.group: Group = group or Group(saved.timeout, step=saved.step)
         self._path = path.absolute()  # the working directory may change
         self._writing = writing
@@ -150,7 +145,6 @@ class ShardedWrite:
         return self.group.index == 0
 
     def abandon(self, error: BaseException) -> None:
-        """Sends an error to all others, so that none waits for this process."""
         self.group.abandon(error)
 
     def __call__(self, progress: Progress, check: object = None) -> None:
@@ -283,10 +277,7 @@ class ShardedWrite:
                 yield self._identity.differences(process, message.differs)
 
     def _commit(self, directory: Directory, name: str, messages: Mapping[int, Message]) -> None:
-        """Writes the manifest after all files; for process 0.
-
-        The number of requests does not depend on the number of processes.
-        """
+        """For process 0; the number of requests does not depend on the number of processes."""
         files = []
         there = directory.names()
         reports: list[Written] = []
@@ -328,7 +319,7 @@ class ShardedWrite:
 
 
 def _array_paths(manifest: core.Manifest, count: int) -> list[list[str]]:
-    """Returns the parts of the paths of all arrays; equal parts are one object."""
+    """Equal parts are one object."""
     catalog = core.Catalog.open(manifest.content, salvage=False)
     paths: list[list[str]] = [[] for _ in range(count)]
     interned: dict[str, str] = {}
@@ -351,7 +342,6 @@ def _shards(
     wanted: list[int],
     process: int,
 ) -> list[tuple[int, list[str], Any]]:
-    """Returns the numbers, names and data of shards; blocks of rows are views of host memory."""
     counts, is_host = grid
     cells = _cells(tuple(array.shape), tuple(counts))
     if is_host and len(cells) == 1:
