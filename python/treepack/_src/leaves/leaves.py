@@ -40,7 +40,7 @@ _BUILTIN = (str, bytes, int, float, bool, complex, type(None))
 
 
 def classify(value: Any, static: Static | None = None) -> Class:
-    """Returns the class of a value, which depends only on its type and on the option `static`."""
+    """Depends only on the type of the value, and on `static`."""
     if isinstance(value, (np.ndarray, np.generic)):
         return Class.NODE if kind_of(value) is not None else _class_of_array(value)
     if msgpack.is_ext(value):
@@ -218,11 +218,8 @@ def abstract_array(
 
 
 class Transfer:
-    """Copies the distinct shards of an array, with the indices of their starts, to the host."""
-
     @staticmethod
     def view(array: jax.Array) -> np.ndarray | None:
-        """Returns a view of an array in one block of host memory, if it needs no copy."""
         devices = array.devices()
         if len(devices) != 1 or next(iter(devices)).platform != "cpu":
             return None
@@ -250,7 +247,6 @@ class Transfer:
         return self
 
     def finish(self) -> list[tuple[list[int], np.ndarray]]:
-        """Returns the shards in the memory of the host, in C order."""
         with _jax.explicit():
             return [(start, np.asarray(shard, order="C")) for start, shard in self.shards]
 
@@ -258,7 +254,7 @@ class Transfer:
 def _unshared(array: jax.Array) -> jax.Array:
     """Returns a new object for an array on one device, with the same memory.
 
-    JAX caches the host copy of an array in its object; dropping this object also drops the copy.
+    JAX caches the host copy of an array in its object, which is dropped with this one.
     """
     import jax
 

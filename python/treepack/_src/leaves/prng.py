@@ -33,17 +33,14 @@ def is_key_like(value: object) -> bool:
 
 
 class Key(NamedTuple):
-    """The parts of a typed PRNG key array; `data` is its `jax.random.key_data`, uint32."""
+    """A typed PRNG key array; `data` is its `jax.random.key_data`, uint32."""
 
     impl: str
     data: Any
 
     @classmethod
     def of(cls, value: Any) -> Key | None:
-        """Takes a key array apart; `None` for other values.
-
-        Raises a TypeError if the implementation has no name.
-        """
+        """`None` for other values; a TypeError if the implementation has no name."""
         if not is_key(value):
             return None
         import jax
@@ -55,7 +52,6 @@ class Key(NamedTuple):
 
     @classmethod
     def of_state(cls, state: Any) -> Key | None:
-        """Takes apart a state that `wrapped` may turn into a key array."""
         if not isinstance(state, Mapping) or _MARKER not in state:
             return None
         return cls(state[_MARKER], state.get("data"))
@@ -68,7 +64,6 @@ class Key(NamedTuple):
         return _jax.on_host(self.data)
 
     def wrapped(self) -> jax.Array | jax.ShapeDtypeStruct | None:
-        """Returns the key array; `None` if the parts are invalid, or JAX is not installed."""
         impl, data = self
         if not isinstance(impl, str) or getattr(data, "dtype", None) != np.uint32:
             return None
@@ -92,13 +87,11 @@ class Key(NamedTuple):
         return key
 
     def restored(self) -> Any:
-        """Returns the key array, or its state if JAX lacks the implementation."""
         key = self.wrapped()
         return {_MARKER: self.impl, "data": self.data} if key is None else key
 
 
 def key_text(dtype: Any) -> str:
-    """Formats a dtype of keys as in files: `key<threefry2x32>`, which JAX abbreviates."""
     for impl in ("threefry2x32", "rbg", "unsafe_rbg"):
         if (form := _implementation(impl)) is not None and form[0] == dtype:
             return f"key<{impl}>"
@@ -114,7 +107,7 @@ _FEW = 64
 
 @functools.cache
 def _identity() -> Any:
-    """Returns the compiled identity: by far the fastest conversion from NumPy to a JAX array."""
+    """The fastest conversion from NumPy to a JAX array, by far."""
     import jax
 
     return jax.jit(lambda data: data)
@@ -135,7 +128,7 @@ def _abstract(impl: str, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct | None:
 
 @functools.lru_cache(maxsize=256)
 def _implementation(impl: str) -> tuple[Any, tuple[int, ...]] | None:
-    """Returns the dtype of keys and the shape of one key's data; cached, since JAX is slow."""
+    """Cached, since JAX is slow."""
     import jax
 
     try:

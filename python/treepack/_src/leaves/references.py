@@ -1,5 +1,3 @@
-"""Recognises leaves that other libraries write as references to other files."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -16,7 +14,6 @@ _FLAX_REFERENCE = "//GDAPlaceholder:"
 
 
 def reference_text(leaf: object) -> str | None:
-    """Describes a leaf that refers to another file, with a remedy; also a dict of T5X."""
     if isinstance(leaf, str) and leaf.startswith(_REFERENCES):
         return (
             "references of Orbax or T5X to files beside it: restore it with that library, or with "

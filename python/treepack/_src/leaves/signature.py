@@ -18,14 +18,12 @@ class Signature(NamedTuple):
     dtype: Any
 
     def __str__(self) -> str:
-        """Abbreviates as JAX does, such as `float32[3,4]`."""
         is_extended = _jax.is_extended(self.dtype)
         name = key_text(self.dtype) if is_extended else self.dtype.name
         return f"{name}[{','.join(map(str, self.shape))}]"
 
     @property
     def kind(self) -> str:
-        """The kind of its elements: `bool`, `int`, `float`, `complex`, or the dtype's name."""
         name = getattr(self.dtype, "name", str(self.dtype))
         match = _KIND.match(name)
         return str(name) if match is None else match[1]

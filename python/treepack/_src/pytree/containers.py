@@ -1,5 +1,3 @@
-"""Splits containers into children by name, and rebuilds them with new children."""
-
 from __future__ import annotations
 
 import collections
@@ -23,14 +21,11 @@ class NodeKind(NamedTuple):
     Attributes:
       children: Takes a container, returns its children by name; if `final`, their states.
       make: Takes a template container and new children by name, returns a new container.
-      flax_message: Takes a container of a template, a state with other children, the names of the
-        container's children, and the path of both; returns flax's message.
-      sort: The sort of nodes whose types the registry describes: `"struct"` is of flax, `"pytree"`
-        of JAX's registry.
-      names: Returns the names of the fields of a dataclass or struct that are children.
-      more_allowed: Whether a state may have children that the template lacks.
-      upgrade: Converts a state from an older form to the current one.
-      final: Whether a handler of the program converts the whole subtree; `make` takes its state.
+      flax_message: Takes a template container, a state with other children, the names of the
+        container's, and the path; returns flax's message.
+      sort: Of registered types: `"struct"` of flax, `"pytree"` of JAX.
+      upgrade: Converts a state from an older form.
+      final: Whether a handler of the program converts the whole subtree.
       open: Returns `children` and `make` of one container at once, if that saves work.
     """
 
@@ -53,8 +48,8 @@ class NodeKind(NamedTuple):
 def namedtuple_of(ty: Any, values: Iterable[Any]) -> Any:
     """Builds a namedtuple from its elements.
 
-    It calls `_make` only if the program overrides it: `_make` of `collections` calls `len`, which
-    the type may override, and files may name types of libraries.
+    Calls `_make` only if the program overrides it: that of `collections` calls `len`, which the
+    type may override, and files may name types of libraries.
     """
     make = getattr(ty, "_make", None)
     if make is not None and not is_from(make, "collections") and library_of_type(ty) is None:

@@ -1,7 +1,6 @@
 """Finds the functions that convert a type to a state dict and back, in several registries.
 
-Handlers of treepack come first, then flax's, then those in the two registries of eformer. Only
-libraries that the program has imported are searched.
+Handlers of treepack come first, then flax's, then those in the two registries of eformer.
 """
 
 from __future__ import annotations
@@ -18,8 +17,6 @@ from treepack._src.interop.modules import is_from
 
 
 class Handlers(NamedTuple):
-    """The two functions registered for a type; `from_state` takes a template and a state."""
-
     to_state: Callable[[Any], Any]
     from_state: Callable[[Any, Any], Any]
 
@@ -53,9 +50,9 @@ def register_serialization_state(
     Args:
       ty: The type. Subclasses must be registered separately.
       ty_to_state_dict: Takes an instance, returns its state: a dict with string keys. May call
-        `to_state_dict` on parts of the instance.
+        `to_state_dict` on parts.
       ty_from_state_dict: Takes an instance as the template and a state, returns a new instance. May
-        call `from_state_dict` on parts of them.
+        call `from_state_dict` on parts.
       override: Whether to replace an existing handler, including flax's.
 
     Raises:
@@ -86,7 +83,6 @@ def register_serialization_state(
 
 
 def is_builtin(ty: type) -> bool:
-    """Returns whether the walk handles a type: a handler requires `override=True`, as in flax."""
     return ty in _CONTAINERS or _jax.is_partial_type(ty)
 
 
@@ -128,13 +124,12 @@ def _overridden_in(module: str, registry: dict[Any, Any]) -> set[type]:
 
 
 def _walked_natively(registry: dict[type, Any]) -> set[type]:
-    """Returns the natively walked types in a registry, to which other threads may add."""
+    """Other threads may add to the registry."""
     return {ty for ty in _WALKED_NATIVELY if ty in registry}
 
 
 @contextlib.contextmanager
 def foreign_path(path: list[str]) -> Iterator[None]:
-    """Makes `current_path` of other libraries return a path while their handlers run."""
     modules = [sys.modules.get(module) for module in _FOREIGN]
     contexts: list[Any] = [getattr(module, "_error_context", None) for module in modules]
     contexts = [context for context in contexts if context is not None]

@@ -9,8 +9,7 @@
 5. subclasses of dict and list
 6. dataclasses, except those that describe an array
 
-flax's handlers for structs and FrozenDicts, which convert children with flax, are bypassed, so that
-children of any type work.
+flax's handlers for structs and FrozenDicts are bypassed, so that children of any type work.
 
 A function that is a child of an equinox module, or in its lists, tuples and dicts, is code, not
 state: it is static data, or comes from the template. `flatten` separates them.
@@ -54,11 +53,6 @@ _Children = dict[str, Any]
 
 
 def flatten(value: Any) -> tuple[_Children, _Children, _Children, jax.tree_util.PyTreeDef]:
-    """Takes a pytree node apart.
-
-    Returns the children by name, numbered if their keys are not unique; the children that are
-    state; the functions among the others; and the treedef.
-    """
     from jax.tree_util import tree_flatten_with_path
 
     flat, treedef = tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
@@ -111,8 +105,6 @@ PARTIAL = NodeKind(
 
 
 class Pruned:
-    """A list, tuple or dict without the functions in it."""
-
     __slots__ = ("container",)
 
     def __init__(self, container: Any):
@@ -228,10 +220,7 @@ def _without_handlers(value: Any) -> NodeKind | None:
 
 
 def describes_array(value: Any) -> bool:
-    """Returns whether a dataclass describes an array by a shape and a dtype, such as Orbax's.
-
-    A dtype that is a string may be a setting.
-    """
+    """Whether a dataclass has a shape and a dtype, such as Orbax's; a string may be a setting."""
     if not dataclasses.is_dataclass(value) or not {"shape", "dtype"} <= {*data_fields(value)}:
         return False
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
@@ -239,7 +228,6 @@ def describes_array(value: Any) -> bool:
 
 
 def is_container_type(ty: type) -> bool:
-    """Returns whether objects of a type are containers, judged by the type alone."""
     return (
         handlers_of(ty) is not None
         or ty in BUILTIN

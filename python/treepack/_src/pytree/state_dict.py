@@ -1,5 +1,3 @@
-"""Converts trees of any containers to state dicts: nested dicts with string keys."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
@@ -41,8 +39,7 @@ def to_state_dict(target: Any) -> Any:
 def is_serializable(target: Any) -> bool:
     """Returns whether a type, or the type of an object, is a container that can be saved.
 
-    As in flax, this is false for leaves, such as arrays and numbers. `validate_serializable` checks
-    a whole tree.
+    As in flax, false for leaves. `validate_serializable` checks a whole tree.
 
     Examples:
       >>> import treepack
@@ -55,10 +52,7 @@ def is_serializable(target: Any) -> bool:
 
 
 def expand(node: Any) -> tuple[Any, bool]:
-    """Expands one level of a container for the native walk.
-
-    Returns children by name and `False`; or the state from a registered handler and `True`.
-    """
+    """Returns children and `False`; or the state of a registered handler and `True`."""
     kind = kind_of(node)
     if kind is None:
         return node, False
@@ -78,10 +72,7 @@ _NOTHING = object()
 
 
 def map_leaves(f: Callable[[Any], Any], state: Any, absent: Any = _NOTHING) -> Any:
-    """Returns a new state with `f(leaf)` in place of each leaf.
-
-    Leaves out children of dicts that become `absent`, and dicts with only such children.
-    """
+    """Leaves out children of dicts that become `absent`, and dicts with only such children."""
     ty = type(state)
     if ty is dict:
         kept = {}  # no comprehension: it would add a frame per level

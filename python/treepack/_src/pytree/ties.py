@@ -1,7 +1,6 @@
 """Finds nodes that a tree has in several places, and joins them after a load.
 
-Only nodes of nnx have an identity: its graph shares modules and variables. In other nodes, JAX
-copies what is shared.
+Only nodes of nnx have an identity; JAX copies others.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ _ROOT = Trail()
 
 
 def ties_of(tree: Any) -> list[tuple[str, str]]:
-    """Returns the ties of a tree: for each node, its first path with each further one."""
     first: dict[int, tuple[Trail, Any]] = {}  # with the nodes, so that their ids stay theirs
     ties = []
     for trail, node in shareable(tree):
@@ -42,8 +40,8 @@ def shareable(node: Any, trail: Trail = _ROOT) -> Iterator[tuple[Trail, Any]]:
 def tied(tree: Any, ties: Iterable[tuple[str, str]], above: Sequence[str] = ()) -> Any:
     """Returns a tree that has one node at both paths of each tie, without modifying nodes.
 
-    Ties of parts that the tree lacks have no effect. `above` is its path, if it is a part. A tie of
-    a file that leads to itself is a DecodeError.
+    `above` is the path of a part; ties beyond it have no effect. A tie that leads to itself, as in
+    a hostile file, is a DecodeError.
     """
     root = _Branch()
     below = len(above)
@@ -56,8 +54,6 @@ def tied(tree: Any, ties: Iterable[tuple[str, str]], above: Sequence[str] = ()) 
 
 
 class _Branch:
-    """A place on the way to tied nodes; `first` is the place whose node belongs here."""
-
     __slots__ = ("_below", "_is_open", "_made", "_node", "first")
 
     def __init__(self) -> None:
@@ -107,6 +103,5 @@ class _Branch:
         return make({**children, **new})
 
     def _is_like(self, node: Any) -> bool:
-        """Returns whether the tree has a node of the same type here, which may be shared."""
         ty = type(node)
         return bool(self._node) and flax.is_graph_node_type(ty) and type(self._node[0]) is ty

@@ -1,1 +1,0 @@
-"""Names in files: for node types, static data and functions."""

@@ -1,5 +1,3 @@
-"""Encodes dtypes, arrays and types in static data; `codecs.py` lists these codecs."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -118,7 +116,7 @@ def type_of(module: str, name: str) -> Any:
 
 
 def _is_of_process(value: Any) -> bool:
-    """Returns whether only this process has a value, so that another one is saved for it."""
+    """Only this process has the value, so another one is saved for it."""
     return any(is_one(value) for is_one in _OF_PROCESS)
 
 

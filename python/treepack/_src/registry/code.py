@@ -2,7 +2,7 @@
 
 Functions, classes, modules, definitions of models and objects of libraries are code. So are other
 callables, methods, namedtuples and dataclasses that consist only of code, such as optax's
-optimizers. Numbers that a function closes over are constants of its code. Arrays are data, except
+optimizers. Numbers that a function closes over are constants of its code; arrays are data, except
 in closures of libraries, such as optax's schedules.
 """
 
@@ -58,7 +58,6 @@ def _needs_arguments(function: Any) -> bool:
 
 
 def is_code(value: Any) -> bool:
-    """Returns whether a value is code: only the program can make it, and it holds no data."""
     if callable(value) or isinstance(value, (types.ModuleType, inspect.Signature)):
         return all(_parts(part) is not None for part in _walk(value, _parts))
     if flax.is_graph_definition(value) or flax.is_linen_module(value) or is_marker(value):
@@ -111,7 +110,6 @@ def _is_unknown(value: Any) -> bool:
 
 
 def holds_arrays(value: Any) -> bool:
-    """Returns whether code holds arrays, also in objects that it is bound to."""
     return any(map(_is_array, itertools.islice(_walk(value, _held), _MOST_HELD)))
 
 
@@ -159,7 +157,7 @@ def _bound(value: Any) -> tuple[Any, ...]:
 
 
 def _has_all_in_attributes(ty: type) -> bool:
-    """Returns whether objects of a type have all data in attributes; compiled types do not."""
+    """Objects of compiled types do not."""
     largest = PLAIN_BYTES + 8 * len(slots_of(ty))
     return all(map(_is_of_class, ty.__mro__[:-1])) and ty.__basicsize__ <= largest
 

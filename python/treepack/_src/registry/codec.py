@@ -17,11 +17,9 @@ class Codec(NamedTuple):
     """Encodes and decodes values of one kind.
 
     Attributes:
-      name: The name in files.
       fits: The type of the values, or a predicate.
       encode: Takes a value, returns its parts: a value that can be stored.
       types: The type of the parts; a tuple, if the parts are a tuple; see `as_parts`.
-      make: Takes the parts, returns the value.
     """
 
     name: str
@@ -31,7 +29,7 @@ class Codec(NamedTuple):
     make: Callable[..., Any]
 
     def decode(self, parts: Any) -> Any:
-        """Makes a value of parts, which may be any value of a hostile file."""
+        """The parts may be any value of a hostile file."""
         if type(self.types) is tuple:
             return self.make(*as_parts(self.types, parts))
         return self.make(parts if self.types is object else exactly(self.types, parts))
@@ -98,7 +96,6 @@ def found_in(module: str, name: str) -> Any:
 
 
 def codec(name: str, fits: Any, encode: Any, types: Any, make: Callable[..., Any]) -> Codec:
-    """Returns a codec; `encode` may be the names of the attributes that are the parts."""
     if isinstance(encode, str):
         encode = operator.attrgetter(*encode.split())
     return Codec(name, fits, encode, types, make)
@@ -120,10 +117,7 @@ def of_class(
     *,
     name: str = "",
 ) -> Codec:
-    """Returns the codec of a class, without subclasses, of a module that may not be imported.
-
-    `make` takes the class and the parts.
-    """
+    """The codec is for objects of the class, not of subclasses; `make` takes it and the parts."""
     module, _, attribute = path.rpartition(".")
 
     def fits(value: object) -> bool:

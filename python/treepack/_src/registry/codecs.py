@@ -1,6 +1,6 @@
 """Finds codecs of static data by name; defines codecs for types of other libraries.
 
-Each codec is a row of `_CODECS`, or of `CODECS` in `python_codecs`, and needs no registration.
+Each codec is a row of `_CODECS`, or of `CODECS` in `python_codecs`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,6 @@ def decoder(name: str) -> Callable[[Any], Any] | None:
 
 
 def _treedef_parts(treedef: Any) -> Any:
-    """Returns a treedef as a tree of its type, its auxdata and its children; `None` for a leaf."""
     node = treedef.node_data()
     if node is None:
         return None
@@ -149,7 +148,6 @@ def _named_sharding_parts(sharding: Any) -> tuple[Any, ...]:
 
 
 def _named_sharding(ty: Any, parts: tuple[Any, ...]) -> Any:
-    """Builds a mesh with these axes: of the present devices, or abstract if they are too few."""
     spec_type = found_in("jax.sharding", "PartitionSpec")
     jax: Any = imported("jax")
     types = (tuple, tuple, spec_type, (str, type(None)), tuple)

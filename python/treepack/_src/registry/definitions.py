@@ -26,9 +26,7 @@ class Auxdata(NamedTuple):
     """A registered type of static data.
 
     Attributes:
-      encode: Takes a value, returns its parts.
-      decode: Takes the parts, returns the value.
-      by_program: Whether the program registered the type as static data.
+      by_program: Whether the program registered it as static data.
       by_code: Whether `decode` is a function of the program.
     """
 
@@ -62,13 +60,11 @@ def is_definition(ty: type) -> bool:
 
 
 def has_setter(ty: type, name: str) -> bool:
-    """Returns whether setting an attribute runs code of the type; slots do not."""
     attribute = next((vars(base)[name] for base in ty.__mro__ if name in vars(base)), None)
     return hasattr(type(attribute), "__set__") and not isinstance(attribute, MemberDescriptorType)
 
 
 def name_and_parts(value: Any) -> tuple[str, Any] | None:
-    """Returns the name of a value's type (registered, a library's, or its own), and its parts."""
     ty = type(value)
     named = AUXDATA.named(ty)
     if named is not None:
@@ -141,7 +137,7 @@ def slots_of(ty: type) -> list[str]:
 
 
 def made_of(ty: Any, parts: Any) -> Any:
-    """Rebuilds a value from its parts, without running code of its type."""
+    """Runs no code of the type."""
     if issubclass(ty, enum.Enum):
         return member(ty, parts)
     if _jax.is_namedtuple(ty) or not issubclass(ty, tuple):

@@ -1,5 +1,3 @@
-"""Splits nodes and static data into fields, and makes objects of fields without their code."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -31,7 +29,7 @@ class Fields(NamedTuple):
     def of(cls, nodetype: type) -> Fields | None:
         """Finds out how JAX flattens a type, by flattening an object with marks in its fields.
 
-        `None` unless JAX flattens the type by its fields, with a tuple as static data.
+        `None` unless JAX flattens it by its fields, with a tuple as static data.
         """
         marks = {field.name: object() for field in dataclass_fields(nodetype)}
         while True:
@@ -63,7 +61,7 @@ class Fields(NamedTuple):
         return cls(list(children), known) if len(known) == len(meta) else None
 
     def make(self, ty: type, auxdata: Any, children: Sequence[Any]) -> Any:
-        """Creates a node without calling its `__init__`, which might reject placeholders."""
+        """Calls no `__init__`, which might reject placeholders."""
         if issubclass(ty, tuple):
             return namedtuple_of(ty, children)
         attributes = zip([*self.data, *self.meta], [*children, *auxdata], strict=True)
@@ -116,7 +114,7 @@ def default_of(ty: Any, name: str) -> list[Callable[[], Any]]:
 
 
 def with_attributes(ty: type, attributes: dict[str, Any]) -> Any:
-    """Creates an object with attributes, without running code of its type."""
+    """Runs no code of the type."""
     new: Any = object.__new__(ty)
     for name, value in attributes.items():
         object.__setattr__(new, name, value)

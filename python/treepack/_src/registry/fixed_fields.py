@@ -26,11 +26,10 @@ class FixedFields(NamedTuple):
     """The attributes that all nodes of a type have.
 
     Attributes:
-      names: The names of the children.
       static: The names of the static data; `None` if unknown.
       make: Takes a template and new children in the same order, returns a new node.
       head: The static data before these.
-      exactly: The number of attributes, or `None`; other nodes are flattened in Python.
+      exactly: The number of attributes, if known; other nodes are flattened in Python.
       code: Whether functions among the children are not state. Nodes with functions are flattened
         in Python.
       pytree: Whether JAX's registry has the type. Its children become state dicts even inside a
@@ -86,7 +85,7 @@ def _of_kind(kind: NodeKind, node: Any) -> FixedFields | None:
 
 
 def _has_elements_as_fields(ty: Any) -> bool:
-    """Returns whether the fields of a namedtuple are its elements, which a subclass may change."""
+    """False where a subclass changes the fields of a namedtuple."""
     marks = [object() for _ in ty._fields]
     node: Any = tuple.__new__(ty, marks)
     try:

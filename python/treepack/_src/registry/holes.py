@@ -23,9 +23,9 @@ class Hole(NamedTuple):
     """The placeholder of a value that was not saved, or whose type is not registered.
 
     Attributes:
-      field: The field of the value, or a path that begins with the field if the value is inside its
-        data; empty for all static data of a node or for a leaf, `None` for the node itself without
-        its children.
+      field: The field of the value, or a path that begins with it if the value is inside its data;
+        empty for all static data of a node or for a leaf, `None` for the node itself without its
+        children.
       name: The name of its type, if the value was saved.
       parts: The parts of the value, if it was saved; see `definitions.py`.
     """
@@ -64,14 +64,12 @@ def _check_has_no_data(value: Any, left_out: LeftOut) -> None:
 
 
 def with_holes(values: dict[str, Any], left_out: LeftOut, where: str = "") -> dict[str, Any]:
-    """Replaces values that cannot be stored with placeholders where `static=` permits."""
     if left_out.static == "error":
         return values
     return {field: _with_holes(value, [field], left_out, where) for field, value in values.items()}
 
 
 def storable(values: dict[str, Any], left_out: LeftOut, where: str = "") -> dict[str, Any]:
-    """Like `with_holes`, but raises a TypeError for the others."""
     held = with_holes(values, left_out, where)
     for field, value in held.items():
         check_field(field, value, where)
@@ -168,14 +166,11 @@ def check_field(field: str, value: Any, where: str = "") -> None:
 def by_field(
     auxdata: Any, fields: Sequence[str] | None, nodetype: type | None = None
 ) -> dict[str, Any]:
-    """Returns static data by field if they are a tuple of fields, as for most types."""
     labels = _labels(auxdata, fields, nodetype)
     return {} if labels is None else labels.values(auxdata)
 
 
 class _Labels(NamedTuple):
-    """The names of static data in a tuple, or in the tuple that is its last element."""
-
     names: Sequence[str]
     nested: bool
 

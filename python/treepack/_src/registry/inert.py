@@ -1,10 +1,10 @@
 """Decides which data of a file may reach code of libraries and of the program.
 
 A file chooses the type of a node and its static data. Where treepack rebuilds the node, it only
-stores them. Code of a library or of the program may evaluate `data[0]`, `data.keys()` or
-`data(...)`, and a hostile file could have put a function there. So such code receives only values
-from the lists here, whose methods call nothing that a file can choose. They hold for values that
-replace placeholders, too, since a file chooses their places. docs/design.md has the reason.
+stores them. Other code may evaluate `data[0]`, `data.keys()` or `data(...)`, and a hostile file
+could have put a function there. So it receives only values from the lists here, whose methods call
+nothing that a file can choose; also in place of placeholders, whose places a file chooses.
+docs/design.md has the reason.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _OF_JAX = {
 
 
 def is_inert(value: Any, more: Callable[[Any], bool] | None = None) -> bool:
-    """Returns whether code of a library may receive a value from a file; `more` accepts others."""
+    """Whether code of a library may receive a value from a file; `more` accepts others."""
     ty = type(value)
     if ty in _ATOMS or isinstance(value, (np.generic, np.dtype)) or _jax.is_array(value):
         return True
@@ -124,7 +124,6 @@ def _is_of_jax(ty: type) -> bool:
 
 
 def _hashes_like(ty: type, *bases: type) -> bool:
-    """Returns whether a type hashes and compares its values like one of the base types."""
     bases = (*bases, object, int, str, tuple)
     return any(ty.__hash__ is base.__hash__ for base in bases) and any(
         ty.__eq__ is base.__eq__ for base in bases
@@ -132,10 +131,7 @@ def _hashes_like(ty: type, *bases: type) -> bool:
 
 
 def is_key(value: Any) -> bool:
-    """Returns whether a value from a file may be a dict key or a set element.
-
-    Python hashes and compares it, which must not run code that the file chose.
-    """
+    """Whether Python may hash and compare a value from a file, without code that the file chose."""
     ty = type(value)
     if ty in (tuple, frozenset) or (isinstance(value, tuple) and _hashes_like(ty)):
         return all(map(is_key, tuple.__iter__(value) if isinstance(value, tuple) else value))
@@ -168,7 +164,7 @@ _HASHED: list[tuple[str, str, Callable[[Any], tuple[Any, ...]]]] = [
 
 
 def checked_keys(keys: list[Any]) -> list[Any]:
-    """Returns keys from a file; raises if hashing a key would run code that the file chose."""
+    """Raises if hashing a key would run code that the file chose."""
     for key in keys:
         if not is_key(key):
             raise ValueError(f"a {type(key).__name__} from a file cannot be a key")
@@ -195,12 +191,10 @@ def storing(ty: Any, fields: Fields | None) -> Stores | None:
 
 
 def _is_generated(function: Any) -> bool:
-    """Returns whether `dataclasses` generated a function, which only stores or compares fields."""
     return getattr(getattr(function, "__code__", None), "co_filename", "") == "<string>"
 
 
 def _init_stores(ty: Any) -> bool:
-    """Returns whether calling a dataclass with its fields only stores them."""
     return (
         _is_generated(ty.__init__)
         and not hasattr(ty, "__post_init__")

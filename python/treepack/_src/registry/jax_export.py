@@ -78,7 +78,6 @@ def register(
 
 
 def _registries() -> tuple[dict[Any, Any], dict[Any, Any]]:
-    """Returns the registries of `jax.export` by type and by name; empty ones where they moved."""
     try:
         from jax._src.export import _export as internals
 

@@ -1,5 +1,3 @@
-"""Describes node types of JAX: flattens their nodes for files, and rebuilds them."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -163,7 +161,6 @@ def plain_type(
 
 
 def _module_split(nodetype: type) -> Callable[[Fields, Parts], tuple[Fields, Fields, Parts]] | None:
-    """Returns the `split` of an equinox module, whose record lists all fields as children."""
     meta = equinox.static_names(nodetype)
     if meta is None:
         return None
@@ -187,10 +184,7 @@ _FUNCTIONS = "treepack.functions"
 
 
 class _Marked(NamedTuple):
-    """Marked static data.
-
-    `static` lacks the mark; `functions` among the children are `None` if these are conditional.
-    """
+    """`functions` among the children are `None` if these are conditional."""
 
     static: Any
     names: list[str]
@@ -219,10 +213,7 @@ _HOLE = b"treepack.hole"
 
 
 def holds_code(data: bytes) -> bool:
-    """Returns whether encoded static data have parts that a library's code must not receive.
-
-    Placeholders are such parts, since objects of the program replace them.
-    """
+    """Placeholders count as code, since objects of the program replace them."""
     if _HOLE in data:
         return True
     try:

@@ -1,5 +1,3 @@
-"""Records what one save leaves out, and the nodes that it meets again."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -28,7 +26,6 @@ class LeftOut:
             self._met.add(id(node))
 
     def ties(self, tree: Any) -> list[tuple[str, str]]:
-        """Returns the ties of the tree, whose nodes were all met."""
         return ties_of(tree) if self._has_ties else []
 
 

@@ -1,9 +1,9 @@
 """Finds types of known libraries, which need no registration.
 
-A file names such a type by its library and its shortest path: `optax:ScaleByAdamState`. The name
-is looked up in the modules of that library that the program has imported. Nothing is imported, and
-only node types are found, and types of static data that are rebuilt without running their code
-(`definitions.py`). A type that moved inside its library is found by the name of its class.
+A file names such a type by its library and its shortest path: `optax:ScaleByAdamState`. Only
+imported modules of the library are searched, for node types, and types of static data that are
+rebuilt without running their code (`definitions.py`). A type that moved inside its library is found
+by the name of its class.
 """
 
 from __future__ import annotations
@@ -44,10 +44,6 @@ def library_name(ty: type, fits: Callable[[type], bool] = is_node) -> str | None
 
 
 def find(name: str, fits: Callable[[type], bool] = is_node) -> type | None:
-    """Finds a type of a known library that `fits` by its name in a file.
-
-    Also reads names of programs that registered the type under its path.
-    """
     library = library_of(name)
     if library is None or imported(library) is None:
         return None
@@ -67,8 +63,7 @@ def find(name: str, fits: Callable[[type], bool] = is_node) -> type | None:
 def _modules(library: str, _count: int) -> dict[str, list[str]]:
     """Names of types, with a library's modules that have them.
 
-    Made again when the number of modules changes: there are thousands, and a file may name as many
-    types.
+    Cached by the number of modules: there are thousands, and a file may name as many types.
     """
     by_name: dict[str, list[str]] = {}
     for name, module in list(sys.modules.items()):
@@ -98,7 +93,7 @@ _MAX_NAME = 500
 
 
 def _at(library: str, parts: list[str], fits: Callable[[type], bool]) -> type | None:
-    """Looks up a path below a library, without calling a module's `__getattr__`."""
+    """Calls no module's `__getattr__`."""
     for count in range(len(parts), 0, -1):
         value: Any = sys.modules.get(".".join([library, *parts[: count - 1]]))
         for part in parts[count - 1 :]:

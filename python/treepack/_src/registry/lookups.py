@@ -58,7 +58,7 @@ class Lookups:
         """`types` has the name, fields and version of each type in the record.
 
         With `unknown_as_dict`, dicts replace nodes that cannot be made. A part of a tree may lack
-        nodes of some types.
+        some types.
         """
         self.static = static
         self.values: dict[tuple[str, ...], Any] = {}
@@ -88,8 +88,8 @@ class Lookups:
     def node_type(self, number: int) -> NodeType | None:
         """Finds a type of the record, and converts it to read nodes with the saved fields.
 
-        `None` if dicts replace its nodes. An UnregisteredTypeError lists all unregistered types,
-        unless only a part is loaded.
+        `None` if dicts replace its nodes. An UnregisteredTypeError lists all types, unless only a
+        part is loaded.
         """
         name, fields, version = self._types[number]
         try:
@@ -123,7 +123,6 @@ class Lookups:
         return entries[0] if entries else None
 
     def below(self, node: Any, parts: Sequence[str]) -> tuple[Any] | None:
-        """Returns the node at a path below another one, in a 1-tuple; `None` if it is missing."""
         for part in parts:
             _, children = self._children.get(id(node)) or (None, None)
             if children is None:
@@ -148,15 +147,10 @@ class Lookups:
         return False
 
     def fill(self, static: Any, path: list[str], ty: type) -> tuple[Any, bool]:
-        """Replaces the placeholders in static data of a node, at a path of a type.
+        """Replaces placeholders in static data of a node; returns the data, and whether all were.
 
-        Returns the data, and whether all placeholders have been replaced: `hole_error` describes
-        others.
-
-        Raises:
-          HoleError: If placeholders remain, and a dict replaces the node.
-          UnregisteredTypeError: If code of a library would receive objects of the program, which
-            the file has combined.
+        Raises a HoleError if some remain, and a dict replaces the node; an UnregisteredTypeError if
+        code of a library would receive objects of the program, which the file has combined.
         """
         filling = _Filling(self, path, ty)
         filled = filling.fill(static)
@@ -274,8 +268,6 @@ def _joined(parts: list[str], separator: str, count: int) -> str:
 
 
 class _Filling:
-    """Fills the placeholders of a node; `missing` has those without a value, with their paths."""
-
     def __init__(self, lookups: Lookups, parts: list[str], ty: type):
         self.lookups = lookups
         self.parts = parts
@@ -324,10 +316,7 @@ class _Filling:
     def _in_template(
         self, hole: Hole, inside: list[str], template: Any, count: int
     ) -> tuple[Any] | None:
-        """Finds the value of a placeholder in a tree like the saved tree.
-
-        `count` is the number of keys above the tree; -1 for all of `static`.
-        """
+        """`count` is the number of keys above the tree; -1 for all of `static`."""
         if count not in self._templates:
             self._templates[count] = self._node_in(template, max(count, 0))
         pair = self._templates[count]
@@ -365,7 +354,7 @@ def _like(value: Any, name: str | None, parts: Any) -> Any:
 
 
 def _inside(value: Any, parts: Sequence[str]) -> tuple[Any] | None:
-    """Returns the part of static data at a path, in a 1-tuple; `None` if it is missing.
+    """Returns a part of static data in a 1-tuple; `None` if it is missing.
 
     The path comes from a file: it selects only what a save could have left out, never another
     attribute of an object of the program.

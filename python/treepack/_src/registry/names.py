@@ -69,7 +69,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def or_decorator(register: F) -> F:
-    """Makes a registering function return a decorator if its first argument is missing."""
     first, *_ = inspect.signature(register).parameters
 
     register = advised(register)
@@ -100,7 +99,6 @@ class OlderDefinitionError(TypeError):
 
 
 def reads_nothing(*_: Any) -> Any:
-    """Replaces the reading functions in the entry of an older definition."""
     raise TypeError("an older definition of a type cannot read values")
 
 
@@ -113,10 +111,10 @@ _GONE = "an alias is the name of a type that is gone: leave it out, or restart w
 
 
 class Names(Generic[T]):
-    """Maps names to objects of one sort, and objects to names.
+    """Maps names to objects of one sort, and back; each has one.
 
-    An object has one name, and a name one object. Aliases are read and never written. Objects are
-    compared by identity, since not all are hashable.
+    Aliases are read and never written. Objects are compared by identity, since not all are
+    hashable.
     """
 
     def __init__(self, sort: str, writing: Callable[[T], T] = lambda entry: entry):
@@ -144,11 +142,7 @@ class Names(Generic[T]):
         self.changes += 1
 
     def check(self, thing: Any, name: str, aliases: Iterable[str] = ()) -> None:
-        """Raises a ValueError if an object cannot have a name.
-
-        An object that was redefined, because its module or cell ran again, may take the name of its
-        older definition.
-        """
+        """Raises a ValueError if a name is taken, except by an older definition of the object."""
         if isinstance(aliases, str):
             raise TypeError(f"aliases must be a list of names, got {aliases!r}")
         for claimed in (name, *aliases):
@@ -191,7 +185,6 @@ class Names(Generic[T]):
         self.changes += 1
 
     def chosen(self, thing: Any, given: str | None) -> str:
-        """Chooses the name of an object: the given name, its registered name, or a default."""
         if given is not None:
             if not isinstance(given, str):
                 raise TypeError(f"serialized_name must be a string, got {given!r:.100}")
@@ -233,7 +226,6 @@ class Names(Generic[T]):
 
 
 def function_name(function: Any) -> str | None:
-    """Returns the module and qualified name of a function, or `None` if it has no unique name."""
     if inspect.ismethod(function):  # other bindings of the function have the same name
         return None
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
@@ -243,7 +235,6 @@ def function_name(function: Any) -> str | None:
 
 
 def default_name(thing: Any) -> str:
-    """Returns the module and qualified name; for private modules, the shortest public path."""
     module, name = str(thing.__module__), thing.__qualname__
     parts = module.split(".")
     if any(part.startswith("_") for part in parts) and module != "__main__":
@@ -257,7 +248,6 @@ def default_name(thing: Any) -> str:
 
 
 def is_unstable(thing: Any) -> bool:
-    """Returns whether other programs may have another object with the same default name."""
     return thing.__module__ == "__main__" or "<locals>" in thing.__qualname__
 
 
@@ -278,8 +268,8 @@ def _place(thing: Any) -> tuple[str, str] | None:
 def _replaces(old: Any, new: Any) -> bool:
     """Returns whether an object is a redefinition of another one.
 
-    Two live objects of the same name are not: the older one must be gone from its module, or the
-    module must be running, as when a cell or a reloaded module redefines it.
+    The older one must be gone from its module, or the module be running, as when a cell or a
+    reloaded module redefines it.
     """
     if old is new:
         return True
@@ -293,7 +283,7 @@ def _replaces(old: Any, new: Any) -> bool:
 
 
 def _held(module: str, qualname: str) -> Any:
-    """Looks up a qualified name in a module, without calling the module's `__getattr__`."""
+    """Calls no `__getattr__` of the module."""
     value: Any = vars(sys.modules[module]) if module in sys.modules else {}
     first, *rest = qualname.split(".")
     value = value.get(first)

@@ -1,5 +1,3 @@
-"""Flattens nodes for files, and rebuilds them."""
-
 from __future__ import annotations
 
 import collections
@@ -55,11 +53,10 @@ def check_name(ty: type, name: str, aliases: Iterable[str] = ()) -> None:
 def _flatten(
     left_out: LeftOut, node: Any
 ) -> tuple[str, Fields | None, int, bytes, dict[str, Any], bool] | None:
-    """Flattens a node.
+    """Returns name, fields and version of the type; static data; children; whether of a handler.
 
-    Returns the name, fields and version of its type; its static data; its children; and whether
-    they come from a handler, so that lists in them stay lists. `None` for a JAX array, which stays
-    an array even if the program has a handler for it.
+    Lists from handlers stay lists. `None` for a JAX array, also if the program has a handler for
+    it.
     """
     ty = type(node)
     left_out.meet(node)
@@ -101,7 +98,6 @@ def _named_by_handler(state: Any, children: dict[str, Any]) -> dict[str, Any] | 
 
 
 def _is_state_of(state: Any, child: Any) -> bool:
-    """Returns whether a state has exactly the leaf objects of a child, in the same order."""
     if state is child:
         return True
     if kind_of(child) is None or type(state) is not dict:
@@ -133,7 +129,6 @@ def type_of(ty: type, kind: NodeKind | None) -> NodeType | None:
 
 
 def other_name(ty: type, name: str) -> str | None:
-    """Returns the name of a type; `None` if a name in a file stands for the type, too."""
     if name == _CODE:
         is_same = flax.is_graph_definition_type(ty)  # other code is not a container
     elif name == _UNNAMED:
@@ -312,7 +307,6 @@ _ELSEWHERE: dict[str, tuple[str, Callable[[Any, str], NodeType]]] = {
 
 
 def _own_by_name(name: str) -> type | None:
-    """Finds a type of `own` by name; types of other libraries only if these are imported."""
     module, _, attribute = name.rpartition(".")
     if attribute in _ELSEWHERE and _ELSEWHERE[attribute][0] == module:
         return found_at(module, attribute)  # type: ignore[no-any-return]

@@ -1,5 +1,3 @@
-"""Codecs for values of Python's standard library."""
-
 from __future__ import annotations
 
 import collections
@@ -63,7 +61,6 @@ def _zone(name: str) -> Any:
 
 
 def _zone_of(time: Any) -> Any:
-    """Returns the time zone of a time; raises unless it is of the standard library."""
     zone = time.tzinfo
     if zone is None or type(zone) in _ZONES:
         return zone

@@ -1,5 +1,3 @@
-"""Registers node types with JAX, with `jax.export`, and by name for files, in one call."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -70,8 +68,8 @@ def register_dataclass(
 
     Args:
       nodetype: The class. Subclasses must be registered separately.
-      data_fields: The names of the fields that are children. By default, the fields of a dataclass
-        that `__init__` takes and that are not marked with `metadata=dict(static=True)`.
+      data_fields: The names of the fields that are children. By default, the fields that `__init__`
+        takes and that are not marked with `metadata=dict(static=True)`.
       meta_fields: The names of the fields that are static data; required with `data_fields`.
       drop_fields: The names of the fields that are neither: they have their defaults in nodes that
         JAX rebuilds.
@@ -192,8 +190,7 @@ def register_node(
     """Registers a pytree node type of JAX by name, for `dumps` and `jax.export`.
 
     Takes the parameters of `jax.export.register_pytree_node_serialization`, and calls it. Those
-    about auxdata are optional, because treepack can store most static data (see
-    `register_auxdata`).
+    about auxdata are optional: treepack can store most static data (see `register_auxdata`).
 
     Args:
       nodetype: The type. It must already be registered with `jax.tree_util`.
@@ -212,8 +209,7 @@ def register_node(
       The type.
 
     Raises:
-      ValueError: If the type is not registered with JAX, the name belongs to another type, or the
-        type is registered under another name.
+      ValueError: If the type is not registered with JAX, or as for `register_dataclass`.
 
     Examples:
       >>> import jax, treepack
@@ -285,21 +281,14 @@ def register_namedtuple(
 ) -> Any:
     """Registers a namedtuple by name, for `dumps` and `jax.export`.
 
-    Works as a decorator, with or without arguments.
-
-    Args:
-      nodetype: The namedtuple type. JAX itself needs no registration of namedtuples.
-      serialized_name: The name in files; by default the module and qualified name of the type.
-      aliases: See `register_dataclass`.
-      version: See `register_dataclass`.
-      upgrade: See `register_dataclass`.
+    Takes the options of `register_dataclass` about names and versions. JAX itself needs no
+    registration of namedtuples. Works as a decorator, with or without arguments.
 
     Returns:
       The type.
 
     Raises:
-      ValueError: If the type is not a namedtuple, the name belongs to another type, or the type is
-        registered under another name.
+      ValueError: If the type is not a namedtuple, or as for `register_dataclass`.
 
     Examples:
       >>> from typing import NamedTuple

@@ -1,5 +1,3 @@
-"""Registers all types in a tree and in its static data: `register_tree`."""
-
 from __future__ import annotations
 
 import dataclasses

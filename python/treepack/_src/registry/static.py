@@ -1,9 +1,9 @@
 """Typed values: static data of nodes (JAX's auxdata), dict keys, metadata.
 
 The core writes plain Python types (`None`, bool, int, float, complex, str, bytes, tuple, list,
-dict, frozenset). Any other value is *named*: written as a name, and the parts from which it is
-rebuilt. Names come from `codecs`, `register_auxdata` and `register_function`. Data never cause an
-import or a call: an unknown name is an error.
+dict, frozenset). Any other value is *named*: written as a name from `codecs`, `register_auxdata` or
+`register_function`, and the parts from which it is rebuilt. Data never cause an import or a call:
+an unknown name is an error.
 """
 
 from __future__ import annotations
@@ -85,9 +85,8 @@ def register_auxdata(
     """Registers a type of static data, so that nodes with such data can be saved by name.
 
     Enums, dataclasses and subclasses of tuple need no `encode` and `decode`: members are stored by
-    name, fields and elements by value. Types registered with `register_dataclass` or
-    `register_namedtuple` need no further registration. Works as a decorator, with or without
-    arguments.
+    name, fields and elements by value. Types of `register_dataclass` and `register_namedtuple` need
+    no further registration. Works as a decorator, with or without arguments.
 
     Args:
       ty: The type. Subclasses must be registered separately.
@@ -149,7 +148,6 @@ def _by_definition(ty: type) -> tuple[Callable[[Any], Any], Callable[[Any], Any]
 
 
 def register_fields(ty: Any, name: str, aliases: Sequence[str] = ()) -> None:
-    """Also registers a dataclass or namedtuple as static data, by fields, unless it is."""
     entry = AUXDATA.entry_of(ty)
     if entry is not None and entry.by_program:
         return
@@ -190,8 +188,7 @@ def register_function(
       The function.
 
     Raises:
-      ValueError: If the name belongs to another function, or the function is registered under
-        another name.
+      ValueError: If the name belongs to another function, or the function has another name.
       TypeError: If `serialized_name` is missing for a function without a name, such as a lambda.
 
     Examples:
@@ -243,7 +240,7 @@ def reduce_value(value: Any) -> tuple[str, Any]:
 
 
 def metadata_in(record: bytes | None, *, unknown_as_dict: bool = True) -> Any:
-    """Returns the metadata in a record; starts no backends of JAX for the meshes in them."""
+    """Starts no backends of JAX for the meshes in the metadata."""
     if record is None:
         return None
     with _jax.without_start():
@@ -251,10 +248,7 @@ def metadata_in(record: bytes | None, *, unknown_as_dict: bool = True) -> Any:
 
 
 def rebuild_value(name: str, parts: Any, *saved: Any) -> Any:
-    """Rebuilds a value from the name and the parts that `reduce_value` returned.
-
-    `saved` has the parts before placeholders in them were replaced, if there were any.
-    """
+    """`saved` has the parts before placeholders in them were replaced, if there were any."""
     auxdata = AUXDATA.by_name(name)
     if auxdata is not None:
         decode: Callable[[Any], Any] | None = auxdata.decode

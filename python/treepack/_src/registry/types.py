@@ -1,5 +1,3 @@
-"""Registered node types by name, and the versions of their fields."""
-
 from __future__ import annotations
 
 import contextlib
@@ -39,8 +37,8 @@ class NodeType(NamedTuple):
       flatten: Takes a node, and what the save leaves out; returns its encoded static data, and its
         children by name.
       unflatten: Takes static data, names and children, returns a node.
-      unflatten_abstract: Like `unflatten`, for placeholders as children, which code of the type
-        might reject.
+      unflatten_abstract: The same for placeholders as children, which code of the type might
+        reject.
       decode: Decodes static data.
       fields: The names of the children and of the static data, if all nodes have the same. Nodes
         saved with other fields must be converted; see `evolved`.
@@ -49,9 +47,9 @@ class NodeType(NamedTuple):
       split: If `fields` do not tell which are static: takes fields, and the parts of a node that
         was saved with them; returns these fields and the type's, split into children and static
         data, and the parts split accordingly. A static field named "" is a mark of the type's
-        library, hidden from programs.
+        library.
       upgrade: Takes static data by name, children by name, and the version in which they were
-        saved; returns both in this version. `None` if no version needs it.
+        saved; returns both in this version.
       order: The indices into `fields` (children first) in the order of the type's arguments, if
         calling the type with them equals `unflatten` (it is faster).
       writes_auxdata: Whether JAX's auxdata are stored unchanged.
@@ -80,7 +78,6 @@ class NodeType(NamedTuple):
 
     @property
     def by_field(self) -> bool:
-        """Whether static data are the values of fields, not in a form of the type's own."""
         return self.checked or self.split is not None
 
 
@@ -155,8 +152,8 @@ def _check_rebuilt(
 ) -> None:
     """Raises unless code of the type, which gets the children in order, kept their names.
 
-    If the type is unchanged, `children` is `None`, since its code may convert them: only names are
-    compared then.
+    `children` is `None` if the type is unchanged: its code may convert them, so only names are
+    compared.
     """
     rebuilt, *_ = flatten(node)
     if children is None:
@@ -224,7 +221,7 @@ def _converter(
 
 
 def _on_structs(upgrade: Upgrade) -> Upgrade:
-    """Returns an upgrade of nodes with `ShapeDtypeStruct`s for arrays, which JAX traces."""
+    """Nodes have `ShapeDtypeStruct`s for arrays, which JAX traces."""
 
     def upgraded(static: dict[str, Any], children: dict[str, Any], version: int) -> Any:
         import jax
@@ -270,7 +267,6 @@ def _on_structs(upgrade: Upgrade) -> Upgrade:
 
 
 def _mapped(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Maps leaves; containers keep their order. Nodes that handlers convert are leaves."""
     kind = kind_of(tree)
     if kind is None or kind.final:
         return function(tree)

@@ -27,10 +27,6 @@ _rows: weakref.WeakKeyDictionary[type, tuple[int, str | None, Fields]] = weakref
 
 
 def unregistered(ty: type, kind: NodeKind) -> NodeType | None:
-    """Describes a type by the kind of its nodes.
-
-    `None` if only a template can rebuild such nodes, or another type has the name.
-    """
     row = _rows.get(ty)
     if row is None or row[0] != TYPES.changes:
         changes = TYPES.changes  # read before the lookups: another thread may register a type

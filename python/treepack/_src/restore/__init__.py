@@ -1,1 +1,0 @@
-"""From a template and a state dict to a tree."""

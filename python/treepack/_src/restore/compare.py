@@ -75,7 +75,7 @@ def described(value: Any) -> str:
 def difference(
     target: Any, state: Any, strict: Strict, *, cast: bool = False
 ) -> tuple[str, str] | None:
-    """Compares a leaf with the state in its place; see the table above. Describes both, or `None`.
+    """Describes a leaf and the state in its place, or returns `None`; see the table above.
 
     With `cast`, all float dtypes count as equal, and all integer dtypes.
     """
@@ -109,7 +109,6 @@ def is_opaque(leaf: Any) -> bool:
 
 
 def _is_plain(leaf: Any) -> bool:
-    """Returns whether a leaf is of a plain type; other objects match any state."""
     return leaf is None or type(leaf) in _PLAIN
 
 

@@ -1,5 +1,3 @@
-"""Finds the remedies for mismatches."""
-
 from __future__ import annotations
 
 import itertools
@@ -47,7 +45,7 @@ _KEYS = {
 class Level(NamedTuple):
     """A node of a template whose children are one level away from it in the file.
 
-    `hint` says what to pass; `names` are the missing and unexpected children that it explains.
+    `names` are the missing and unexpected children that `hint` explains.
     """
 
     hint: str
@@ -62,7 +60,6 @@ class Level(NamedTuple):
 def level_of(
     target: Any, children: Mapping[str, Any], state: Mapping[Any, Any], path: Trail
 ) -> Level | None:
-    """Compares the names of a node with those one level away, if the state has none of them."""
     at, is_root = str(path), not path.parts
     names = {str(name): name for name in state}
     shared = {
@@ -143,12 +140,9 @@ def about_names(
 ) -> Iterator[str]:
     """Yields hints about names that differ.
 
-    Args:
-      mismatches: All mismatches, except those that a `Level` explains.
-      deeper: See `Restore`.
-      names_of: With a mapping, the paths of leaves in the file, where these differ.
-      has_function: Whether the mapping is a function.
-      unruled: The paths of leaves whose rule has no match in the file, always an error.
+    `mismatches` lack those that a `Level` explains. With a mapping, `names_of` are the paths of
+    leaves in the file, where these differ, and `unruled` leaves whose rule has no match, always an
+    error.
     """
     in_file = names_of or {}
     if deeper is not None:
@@ -292,7 +286,6 @@ _AXES = "abcdefghijklmnopqrstuvwxyz"
 
 
 def _split(theirs: list[int], ours: list[int]) -> str | None:
-    """Returns axes that are split or joined in their order, as `a (b c) -> a b c`, or `None`."""
     if min([*theirs, *ours], default=0) < 2 or max(len(theirs), len(ours)) > len(_AXES):
         return None
     letters = iter(_AXES)
@@ -314,7 +307,6 @@ def _split(theirs: list[int], ours: list[int]) -> str | None:
 
 
 def is_reshaped(mismatch: Mismatch) -> bool:
-    """Returns whether two arrays have as many elements, and dimensions of other sizes."""
     ours, theirs = _sizes(mismatch.expected), _sizes(mismatch.found)
     is_same = ours is None or theirs is None or sorted(ours) == sorted(theirs)
     return not is_same and math.prod(ours or ()) == math.prod(theirs or ())

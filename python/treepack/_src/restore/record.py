@@ -1,5 +1,3 @@
-"""Splits the record of a tree's structure from its state."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -12,10 +10,7 @@ from treepack.errors import DecodeError
 
 
 def split(state: Any) -> tuple[Any, Any]:
-    """Returns a state without its record, and the record or `None`.
-
-    A record that is not bytes is also returned, but stays in the state.
-    """
+    """A record that is not bytes is also returned, but stays in the state."""
     is_described = type(state) is dict and type(state.get(core.RECORD_KEY)) is bytes
     return take(dict(state) if is_described else state)
 
@@ -40,7 +35,7 @@ def assembled(
     at: Sequence[tuple[int, int]] = (),
     parts: Sequence[str] = (),
 ) -> Any:
-    """Builds a tree from its state, which it consumes, and its record; see `_core.assemble`."""
+    """Consumes the state; see `_core.assemble`."""
     return core.assemble(
         state,
         record,
@@ -61,7 +56,6 @@ def rebuilt(
     convert: Convert | None,
     cast: Callable[[Any], Any],
 ) -> Any:
-    """Builds a tree from encoded bytes, by its state, to which `cast` applies `dtype=`."""
     state, record = take(core.restore(data, reading.copy, reading.threads))
     if record is None:  # a damaged key is found here
         content = data if isinstance(data, core.Content) else core.Content.lent(data)

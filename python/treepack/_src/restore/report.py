@@ -1,5 +1,3 @@
-"""Tracks which leaves a partial restore loads, keeps and casts."""
-
 from __future__ import annotations
 
 import difflib
@@ -27,13 +25,12 @@ class Coverage:
     """The leaves of a template that a restore covers; the others stay unchanged.
 
     Attributes:
-      is_wanted: Takes a path, returns whether to load its leaf.
       keeps_missing: Whether wanted leaves that the state lacks stay unchanged.
       takes_more: Whether the state may have leaves that the template lacks; `None` allows them only
         in mappings of the template.
-      skipped: Paths of leaves that always stay unchanged.
+      skipped: Leaves that always stay unchanged.
       notes: Whether to record paths for a report.
-      lacks: By path, the reasons why a mapping does not make leaves.
+      lacks: By path, why a mapping does not make leaves.
       names: With a mapping, the paths of leaves in the file by those in the tree.
       absent: The placeholder in the state for parts that are not loaded.
     """
@@ -107,7 +104,6 @@ class Coverage:
         return first is not None
 
     def unused(self, paths: Collection[str], refusal: str | None) -> None:
-        """Records leaves in whose place a mapping puts others; raises with `refusal`, if any."""
         if paths and refusal is not None:
             raise MismatchError(refusal, [Mismatch(path, NOTHING, "a leaf") for path in paths])
         self._note(self._unexpected, paths)
@@ -151,7 +147,6 @@ class Coverage:
             )
 
     def warn_of_unlike(self) -> None:
-        """Warns of subtrees, one or two levels deep, of which the state has only other leaves."""
         kept = {leaf.path for leaf in self.wanted()}
         ours = self._kept.keys() | self._loaded.keys()
         unused = self._unexpected.keys() | self._left.keys() - ours
@@ -200,7 +195,6 @@ def _leaves(tree: Any, path: Trail | list[str]) -> Iterator[tuple[str, Any]]:
 
 
 def state_leaves(state: Any, path: Trail, *, ends: bool = False) -> Iterator[tuple[Trail, Any]]:
-    """Yields the paths and leaves of a state at a path; with `ends`, also empty dicts."""
     if not isinstance(state, Mapping) or (ends and not state):
         yield path, state
         return
@@ -209,10 +203,6 @@ def state_leaves(state: Any, path: Trail, *, ends: bool = False) -> Iterator[tup
 
 
 def _moved(ours: Collection[str], theirs: Collection[str]) -> tuple[str, str] | None:
-    """Returns a path of each side if one has the other's leaves one or two levels deeper.
-
-    Or below a similar name.
-    """
     for deep, flat in ((theirs, ours), (ours, theirs)):
         for path in deep:
             rest = path.partition("/")[2]
@@ -257,8 +247,8 @@ class Report(NamedTuple):
       kept: Leaves of the template that stayed unchanged.
       unexpected: Leaves of the file that the template lacks.
       cast: Leaves of `loaded` whose dtype differs from the dtype in the file.
-      corrupt: Damaged leaves of the file that were skipped, and leaves whose checksum is lost.
-      unverified: Leaves of `loaded` that a damaged file has no checksums of.
+      corrupt: Leaves that were skipped: damaged, or their checksum is lost.
+      unverified: Leaves of `loaded` whose checksums a damaged file has lost.
 
     Examples:
       >>> import numpy as np, treepack

@@ -51,15 +51,14 @@ class Restore:
     Attributes:
       everywhere: Whether it also converts leaves where the template has NumPy arrays.
       restore_child: Restores a child of the template in Python.
-      child: Restores a child of the template: `restore_child`, or the core.
+      child: The same, or the core.
       partial: The leaves to restore; `None` for all.
-      kinds: The kinds of the saved containers, for comparison; see `_core.mark_older`.
+      kinds: The kinds of the saved containers; see `_core.mark_older`.
       convert: Converts leaves. If it is set, walks over states visit the tree twice.
-      path: The names from the root to the current node.
-      mismatches: The differences so far, one for each path.
+      mismatches: One for each path.
       sentence: flax's message for the first difference in structure.
       collected: The leaves to convert, while it collects them.
-      cells: For each of `collected`, a one-element list that receives its conversion.
+      cells: For each of these, a one-element list that receives its conversion.
       conversions: Leaves and their conversions that are not in `converted` yet.
       converted: Leaves and their conversions by path, once another walk looks one up.
       deeper: Old and new path of a leaf that is one level deeper in the state, or in the template.
@@ -168,8 +167,8 @@ class Restore:
     def whole(self, target: Any, state: Any, name: str) -> Any:
         """Restores a tree, and converts its leaves if `convert` is set.
 
-        Then it walks the tree once to compare and collect the leaves, without running code of the
-        types, and once more to build the tree.
+        Then it walks twice: to compare and collect the leaves, without code of the types, and to
+        build the tree.
         """
         if self.convert is None:
             return self.below(target, state, name)
@@ -195,7 +194,6 @@ class Restore:
         self.conversions, self.collected = [*zip(self.collected, conversions, strict=True)], None
 
     def settle(self, leaves: list[Leaf]) -> list[Any]:
-        """Compares leaves; returns them or their conversions, or the cells of collected leaves."""
         for path, target, state in leaves:
             texts = difference(target, state, self.strict, cast=self.reading.casts)
             if texts is not None:
@@ -216,8 +214,7 @@ class Restore:
     def part(self, strict: Strict) -> Iterator[None]:
         """Changes `strict` for a part of the tree.
 
-        Drops the mismatches of a part that raises: the handler that catches the error may try
-        something else.
+        Drops the mismatches of a part that raises: its handler may try something else.
         """
         sentence, mismatches = self.sentence, dict(self.mismatches)
         try:
@@ -255,7 +252,6 @@ class Restore:
         self.mismatches.setdefault(path, Mismatch(path, expected, found, similar))
 
     def say(self, sentence: str) -> None:
-        """Keeps flax's message for the first difference."""
         self.sentence = self.sentence or sentence
 
     def keep(self, target: Any, name: str) -> Any:

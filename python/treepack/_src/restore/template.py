@@ -4,9 +4,8 @@
     file, selection ▶ _core.restore_selected ├──▶ _restore_child
     state dict ─────▶ _core.restore_state    ┘
 
-A single walk of the core covers the template and any of these sources. It restores plain containers
-and matching leaves; `_restore_child` restores the rest from state dicts. Both share a `Restore`
-(`session.py`): the path, and the mismatches so far.
+One walk of the core covers the template and any source. It restores plain containers and matching
+leaves; `_restore_child` restores the rest from state dicts. Both share a `Restore` (`session.py`).
 """
 
 from __future__ import annotations
@@ -58,8 +57,8 @@ def from_state_dict(target: Any, state: Any, name: str = ".", *, strict: Strict 
 
     Args:
       target: The template. The result has its containers. Only shape and dtype of its leaves
-        matter, so `jax.ShapeDtypeStruct`s suffice. `None` as the target, and classes in it
-        other than dtypes, accept any state unchanged.
+        matter, so `jax.ShapeDtypeStruct`s suffice. `None` as the target, and classes in it other
+        than dtypes, accept any state unchanged.
       state: The result of `to_state_dict` or `msgpack_restore`.
       name: The name of this part of the tree, for error messages.
       strict: `True` compares the shape and dtype of each leaf with the template, where both have
@@ -134,7 +133,6 @@ _ROOT = as_part(_paths.ROOT)
 
 
 def _begin(reading: Reading, convert: Convert | None) -> Restore:
-    """Begins the restore of a whole tree; the core exits it."""
     restore = Restore(reading, _restore_child, convert=convert)
     restore.collected = None if convert is None else []
     return restore.__enter__()
@@ -160,16 +158,10 @@ def restore_part(
 ) -> Any:
     """Restores leaves of a file into a target, without a state where possible.
 
-    Args:
-      target: The template.
-      place: The leaves of the file, the number of the part, and its path.
-      reading: The options.
-      marks: The leaves to restore; `None` for all.
-      given: Returns values that are not read from the file; `None` if a state is needed.
-      fetching: Returns a context in which the leaves are fetched.
-      read: Reads the state, and returns it with its record.
-      convert: See `restore_tree`.
-      partial: See `restore_tree`.
+    `place` has the leaves, the number of the part, and its path. `given` returns values that are
+    not read from the file, `fetching` a context in which leaves are fetched, `read` the state with
+    its record. `given` is `None` if a state is needed. See `restore_tree` for `convert` and
+    `partial`.
     """
     catalog, value, above = place
     record = catalog.record
@@ -210,16 +202,9 @@ def restore_tree(
 ) -> Any:
     """Restores a tree like `from_state_dict`, outside of any current restore.
 
-    Args:
-      target: The template.
-      state: Its state, with or without the record of its structure.
-      name: The name of the root.
-      reading: The options; `strict` and `cast` are used.
-      convert: Takes all leaves found for arrays of the template, returns their replacements. Called
-        once everything matches.
-      partial: The leaves to restore; `None` for all.
-      record: The record of the structure if the state lacks it, and the position of the tree in it.
-      above: The parts of that position's path.
+    Once everything matches, `convert` takes all leaves found for arrays of the template, and
+    returns their replacements. `record` is for a state without it, with the position of the tree in
+    it, whose path is `above`. `partial` are the leaves to restore; `None` for all.
     """
     if target is None or core.RECORD_KEY not in _keys(target):
         state, saved_record = split(state)
@@ -399,8 +384,7 @@ _MOST_NAMES = 1000
 def _similar(name: str, more: list[Any], state: Any, restore: Restore, *, is_leaf: bool) -> str:
     """Returns the path of an unexpected child with the same name below it, or a similar one.
 
-    For a leaf, this is a leaf: also the only one in a container with a similar name. A name may be
-    a path, as in a flat dict.
+    For a leaf, a leaf: also the only one in a container with a similar name.
     """
     first, *below = name.replace(".", "/").split("/")
     if below and isinstance(value := state.get(first), Mapping):
@@ -429,8 +413,8 @@ def _restore_by_handler(
 ) -> Any:
     """Restores a state by a registered handler.
 
-    The handler compares nothing, so this first compares the state with the state that the handler
-    returns for the template. That may fail, since templates may be incomplete.
+    It compares nothing, so first the state is compared with the handler's for the template. That
+    may fail, since templates may be incomplete.
     """
     strict = restore.strict
     is_compared = strict or restore.converts or restore.partial is not None
@@ -464,7 +448,6 @@ def _restore_by_handler(
 
 
 def _expected_of(kind: NodeKind, target: Any) -> tuple[Any, ...]:
-    """Returns the state that a handler returns for a template, in a 1-tuple; empty if it fails."""
     try:
         children = kind.children(target)
     except Exception:  # a handler may raise any error
@@ -503,7 +486,6 @@ def _restore_leaf(target: Any, state: Any, name: str, restore: Restore) -> Any:
 
 
 def _compared(template: Any, state: Any, name: str, restore: Restore) -> Any:
-    """Compares the state that a handler will restore; returns it with converted leaves."""
     if _are_lists(template, state):
         return _converted(template, state, name, restore) if restore.converts else state
     if not isinstance(template, Mapping) or not isinstance(state, Mapping):
@@ -553,10 +535,7 @@ def _are_lists(template: Any, state: Any) -> bool:
 
 
 def _converted(template: Any, state: Any, name: str, restore: Restore) -> Any:
-    """Converts leaves in a list of a handler's state where they match the template.
-
-    Other leaves are not a mismatch: only the handler knows the elements of lists.
-    """
+    """Other leaves are not a mismatch: only the handler knows the elements of lists."""
     restore.path.append(name)
     try:
         if _are_lists(template, state):

@@ -1,5 +1,3 @@
-"""Joins the nodes of a restored tree that its template, or the file, has in several places."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -29,10 +27,10 @@ def joined(
 ) -> Any:
     """Returns a restored tree with the ties of its template and of the file.
 
-    The template decides which nodes are one. If the file has other values in their places, that is
-    a mismatch, unless one of them was not loaded. Ties that only the file has are restored where
-    the template is abstract, as `jax.eval_shape` loses them; elsewhere they are a mismatch, too.
-    `strict=False` leaves such nodes apart.
+    The template decides which nodes are one; other values in their places are a mismatch, unless
+    one was not loaded. Ties that only the file has are restored where the template is abstract, as
+    `jax.eval_shape` loses them; elsewhere they are a mismatch, too. `strict=False` leaves such
+    nodes apart.
     """
     if restore.mismatches or not restore.has_shareable:
         return tree
@@ -54,8 +52,6 @@ def _below(ties: list[_Tie], above: Sequence[str]) -> list[_Tie]:
 
 
 class _Groups:
-    """Groups of paths that have one node, each with the path that stands for it."""
-
     def __init__(self, ties: list[_Tie]):
         self._first: dict[str, str] = {}
         for first, again in ties:
@@ -122,7 +118,6 @@ class _Joining:
         return any(leaf is not old.get(name) for name, leaf in _own_leaves(self.new[path], Trail()))
 
     def _agree(self, first: str, again: str) -> bool:
-        """Returns whether two places have the same values, or only one was loaded."""
         if self.saved.first(first) == self.saved.first(again) or not self._is_loaded(again):
             return True
         ours, theirs = (dict(_own_leaves(self.new[path], Trail())) for path in (first, again))
@@ -141,7 +136,6 @@ class _Joining:
 
 
 def _own_leaves(node: Any, trail: Trail) -> Iterator[tuple[Trail, Any]]:
-    """Yields the leaves of a node that are in no other shareable node."""
     kind = kind_of(node)
     if kind is None or kind.final:
         yield trail, node

@@ -24,15 +24,13 @@ RecordAt = tuple[bytes, list[tuple[int, int]]]
 class Older(dict[str, Any]):
     """The state of a node in an older version, with its record.
 
-    `upgraded` caches the current one: some restores walk a tree twice, and compare leaves by
-    identity.
+    `upgraded` caches the current one: restores may walk twice, and compare leaves by identity.
     """
 
     record: RecordAt
     upgraded: Any = None
 
     def upgrade(self, target: Any, path: Trail) -> Any:
-        """Returns its state in the current version; the template replaces placeholders."""
         if self.upgraded is None:
             self.upgraded = self._upgraded(target, path)
         return self.upgraded
