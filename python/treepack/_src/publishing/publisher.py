@@ -1,5 +1,3 @@
-"""Sends the versions of a tree through a directory or store: `Publisher` and `Subscriber`."""
-
 from __future__ import annotations
 
 import contextlib
@@ -27,11 +25,11 @@ class Publisher(Advising):
 
     Each version is written as a patch of the previous one (see `dumps`), and at intervals also as
     an *anchor*, which has the whole tree. The last two anchors stay, and all versions since the
-    first of them. A version appears atomically, with the small file `head.json`, which names it.
+    first of them. A version appears atomically, with the small file `head.json`.
 
     A publisher continues after the newest version, which it reads first. Of two publishers, the one
     that did not push last gets an error. The last version stays in memory, encoded, and a push
-    briefly needs twice that. Threads may share a publisher: their pushes wait for each other.
+    briefly needs twice that. Threads may share a publisher.
 
     Args:
       path: The directory, or its URL. The first push makes it.
@@ -41,7 +39,6 @@ class Publisher(Advising):
 
     Raises:
       CorruptionError: If the head in the directory is damaged.
-      OSError: If the directory cannot be read.
 
     Examples:
       >>> import numpy as np, tempfile, treepack
@@ -77,8 +74,8 @@ class Publisher(Advising):
     def push(self, tree: Any, *_more: Never, version: int, static: Static = "skip-code") -> None:
         """Publishes a version of the tree, atomically.
 
-        The tree may change afterwards. After an OSError, the version may be published or not:
-        repeat the call.
+        The tree may change afterwards. After an OSError, repeat the call: the version may be
+        published or not.
 
         Args:
           tree: Any tree; see `save`. Arrays on accelerators are fetched once.
@@ -86,9 +83,8 @@ class Publisher(Advising):
           static: See `save`.
 
         Raises:
-          TreepackError: If the version is not newer than the newest one, or another
-            publisher has pushed since.
-          OSError: If it cannot be written.
+          TreepackError: If the version is not newer than the newest one, or another publisher has
+            pushed since.
           UnserializableLeafError: With the path, if a leaf cannot be stored.
           MultiprocessArrayError: If an array is not fully held by this process.
 
@@ -141,7 +137,6 @@ class Publisher(Advising):
         return self._head
 
     def _commit(self, head: Head) -> None:
-        """Replaces the head, on the condition that it has not changed."""
         self._unknown = head
         try:
             self._versions.replace(self._head, head, durable=self._durable)
@@ -179,8 +174,8 @@ class Subscriber(Advising):
     """Receives the versions of a `Publisher`, from any process or host.
 
     It keeps the newest received version in memory, encoded. For a newer one it reads the patches
-    since then, or an anchor and the patches after it, whichever are fewer bytes. All bytes are
-    compared with checksums. Threads may share a subscriber.
+    since then, or an anchor and the patches after it, whichever are fewer bytes; checksums cover
+    all. Threads may share a subscriber.
 
     Args:
       path: The directory, or its URL.
@@ -221,7 +216,6 @@ class Subscriber(Advising):
           FileNotFoundError: If no version was published.
           TreepackError: If the version is damaged, or larger than `max_size`.
           MismatchError: If it does not fit the template.
-          OSError: If it cannot be read.
         """
         held, head = self._held, self._versions.head()
         if not head.versions:
@@ -253,7 +247,7 @@ class Subscriber(Advising):
           strict: See `load`, also for other options.
 
         Raises:
-          TimeoutError: An OSError. If no newer version was published in time.
+          TimeoutError: If no newer version was published in time; an OSError.
           TreepackError: See `latest`, also for other errors.
         """
         held = self._held
@@ -284,7 +278,6 @@ class Subscriber(Advising):
     def _restored(
         self, held: Head | None, head: Head, template: Any, options: ChoiceOptions
     ) -> tuple[int, Any]:
-        """Restores the newest version; `held` is from before the head was read."""
         before = held
         for left in reversed(range(_ATTEMPTS)):
             try:

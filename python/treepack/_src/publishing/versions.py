@@ -54,8 +54,6 @@ class Anchor(NamedTuple):
 
 
 class Version(NamedTuple):
-    """A published version: the bytes of its patch of the version before, if any, and its anchor."""
-
     name: str
     patch: int | None
     anchor: Anchor | None
@@ -65,7 +63,7 @@ class Head(NamedTuple):
     """The head of a directory.
 
     Attributes:
-      versions: The versions, oldest first.
+      versions: Oldest first.
       data: Its bytes; `None` if nothing was published.
       stored: Its version in the store, or that it is absent, if it was read.
       content: The encoding of the newest version, if it is in memory.
@@ -82,7 +80,6 @@ class Head(NamedTuple):
 
     @property
     def number(self) -> int:
-        """The number of the newest version; -1 if there is none."""
         return _number(self.name) if self.versions else -1
 
     @property
@@ -90,7 +87,6 @@ class Head(NamedTuple):
         return f"version {self.number}" if self.versions else "no version"
 
     def encoded(self, tree: Any, static: Static) -> tuple[core.Content, core.Content]:
-        """Encodes a tree: as a patch of the newest version, and whole; twice the same without."""
         base = self.content
         layout = Encoding(align=64, index=True, base=base).tree(tree, static=static)
         patch = core.Content.lent(layout.to_bytes(threads=None))
@@ -156,8 +152,8 @@ class Versions:
     def turn(self, version: Any) -> Iterator[int]:
         """Keeps other threads, and other jobs in a local directory, from publishing.
 
-        Yields the number of the version to publish. Raises a BusyError if a signal handler has
-        interrupted a turn of this thread, or another job has the lease of the directory.
+        Yields the number to publish. A BusyError if a signal handler has interrupted a turn of this
+        thread, or another job has the lease.
         """
         number = checked("version", version, "pass the step")
         check_in_time()
@@ -203,7 +199,6 @@ class Versions:
         self._permit.commit(self._path / HEAD, head.data, before.stored, durable=durable)
 
     def tidy(self, head: Head) -> None:
-        """Removes objects that the head does not name, unless another job took over."""
         if not self._permit.is_held:  # then that job does it
             return
         kept = {f"{version.name}.treepack" for version in head.versions}
@@ -269,7 +264,7 @@ def _start(versions: Sequence[Version], held: Head | None) -> tuple[int, bool]:
 
 
 def _check_size(version: Version, max_size: int | None) -> None:
-    """Checks the size of an anchor before it is read; joining checks the sizes of patches."""
+    """Checks an anchor before it is read; joining checks the sizes of patches."""
     nbytes = version.anchor[0] if version.anchor is not None else 0
     if max_size is not None and nbytes > max_size:
         raise TreepackError(

@@ -1,1 +1,0 @@
-"""Directories of checkpoints by steps, and of published versions: names, metadata, removal."""

@@ -54,7 +54,6 @@ class Checkpoints:
         return checked("step", step, cure)
 
     def saves(self, kind: str) -> OneByOne:
-        """Returns the order of the saves to the directory, or of others of a `kind`."""
         return OneByOne(self.folder.directory, kind)
 
     def path(self, step: int) -> Address:
@@ -80,7 +79,6 @@ class Checkpoints:
         return [summary for summary in summaries if summary is not None]
 
     def refresh(self) -> None:
-        """Forgets the contents read so far: others may have replaced the checkpoints."""
         self._summaries.clear()
 
     def add(self, summary: Summary) -> None:
@@ -101,13 +99,12 @@ class Checkpoints:
         return summary
 
     def is_damaged(self, step: int, error: BaseException) -> bool:
-        """Returns whether an error in reading a checkpoint means damage, and remembers it then."""
+        """Remembers the damage that an error means."""
         if has_damage := Contents.is_damage(error):
             self.damaged[step] = error.with_traceback(None)  # which holds the arrays
         return has_damage
 
     def is_gone(self, step: int, error: Exception) -> bool:
-        """Returns whether a checkpoint that cannot be read was removed, or is being removed."""
         if not Contents.is_damage(error):
             return False
         entry = self.folder.numbered().get(step)
@@ -117,7 +114,6 @@ class Checkpoints:
         return read(self.path(step), step, work, **options)
 
     def forget(self, steps: Collection[int]) -> None:
-        """Forgets checkpoints of other steps, which are gone."""
         for cache in (self._summaries, self.damaged):
             for step in [*cache]:  # in one step: a signal handler may save meanwhile
                 if step not in steps:
@@ -127,7 +123,7 @@ class Checkpoints:
     def room_for(self, step: int, is_sharded: bool) -> Iterator[Callable[[], None]]:
         """Claims the directory for the save of a step, and removes a damaged checkpoint of it.
 
-        Yields a function that checks the claim. Raises a BusyError if another job saves there, an
+        Yields a check of the claim. Raises a BusyError if another job saves there, an
         InvalidCheckpointError if a later checkpoint is there, which would be resumed instead, or
         one of this step that has another form.
         """
@@ -155,7 +151,7 @@ class Checkpoints:
     def check_last(self, step: int, *others: Checkpoints) -> Mapping[int, CheckpointEntry]:
         """Returns the checkpoints; an InvalidCheckpointError if one of a later step is there.
 
-        It also names those in the other directories that `resume` would take.
+        It also names those in other directories that `resume` would take.
         """
         numbered = self.folder.numbered()
         later = reversed(self.complete(numbered, step + 1))
@@ -175,10 +171,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def copied(self, step: int, target: Checkpoints) -> Iterator[Callable[[], None]]:
-        """Copies a local checkpoint to another directory, in one commit.
-
-        Yields a function that checks the claim of that directory.
-        """
+        """Copies a local checkpoint in one commit; yields a check of the target's claim."""
         entry = self.folder.numbered().get(step)
         is_directory = entry is not None and entry.is_directory
 
@@ -200,7 +193,6 @@ class Checkpoints:
         self._linking = Linking(full_every)
 
     def has_resumed(self, step: int, source: Checkpoints) -> None:
-        """Lets the next save link the files of a step that was resumed from a directory."""
         if self._linking is not None:
             is_linkable = source.folder.is_local == self.folder.is_local
             self._linking.resume((source if is_linkable else self).path(step))
@@ -215,8 +207,7 @@ class Commit:
     """The save of one step: it is encoded, and then called, which writes and commits.
 
     Attributes:
-      then: Called in process 0 after the commit, with a function that checks the claim of the
-        directory.
+      then: Called in process 0 after the commit, with a check of the claim of the directory.
       abandon: Called with the error if the save is never called.
     """
 
@@ -229,7 +220,7 @@ class Commit:
         self.then: Callable[[Callable[[], None]], object] = lambda check: None
 
     def encode(self, state: Any, now: float, metrics: Any, local: Any, *, snapshot: bool) -> None:
-        """Encodes a state and its metadata; with `snapshot`, these may change afterwards."""
+        """With `snapshot`, the state and metadata may change afterwards."""
         self._summary = describe(self._saved, self._step, now, metrics, local)
         write = encoded(self.path, state, self._saved, self._writing, snapshot=snapshot)
         self._writes, self.abandon = [write], write.abandon

@@ -58,10 +58,7 @@ class Summary(NamedTuple):
 
 
 def describe(saved: Saved, step: int, seconds: float, metrics: Any, local: Any) -> Summary:
-    """Adds step, time, metrics and a local item to the metadata of a save.
-
-    The metrics of the result are there once these are encoded: their errors are the save's.
-    """
+    """Metrics are in the result once they are encoded: their errors are the save's."""
     summary = Summary(step, seconds, stored := dict[str, float]())
 
     def own() -> dict[str, Any]:
@@ -128,7 +125,7 @@ def _encoded(local: Any) -> bytes:
 
 class Contents:
     def __init__(self, reader: Reader, step: int):
-        """Reads the metadata; a CorruptionError if it is of another step, so was moved here."""
+        """Raises a CorruptionError if the metadata are of another step: the file was moved here."""
         self.step = step
         self._reader = reader
         # The files of processes, by their numbers.
@@ -157,11 +154,7 @@ class Contents:
 
     @staticmethod
     def is_damage(error: BaseException) -> bool:
-        """Returns whether an error in reading means that the checkpoint is damaged.
-
-        Not damage are a type or version that the program lacks, a store that does not answer, and
-        gzip of another program, which cannot be read in parts.
-        """
+        """Not damage are unknown types and versions, silent stores, and gzip without index."""
         if isinstance(error, (NewerVersionError, NoIndexError, UnregisteredTypeError)):
             return False
         is_unreadable = isinstance(error, OSError) and error.errno == errno.EIO
@@ -244,8 +237,6 @@ def read(
     is_whole: bool = False,
     **options: Any,
 ) -> T:
-    """Calls a function with the open checkpoint of a step; see `read_at` and `open_regular`."""
-
     def opened(path: Address) -> T:
         reader = open_regular(path, is_directory=is_directory, is_whole=is_whole, **options)
         with contextlib.closing(reader):

@@ -1,5 +1,3 @@
-"""Lists a run that any of the libraries has saved, without a `Series` of it."""
-
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -22,7 +20,6 @@ class Checkpoint(NamedTuple):
     Attributes:
       nbytes: Its size; `None`, like the next ones, if it cannot be read.
       added: The bytes of its files except links to files of checkpoints before it.
-      saved: When it was saved.
       pinned: Whether the rules of the run keep it.
       damage: Why it cannot be read.
     """
@@ -43,7 +40,7 @@ class Run:
         self.paths = [path / entry.name for entry in self._listing.numbered().values()]
 
     def checkpoints(self) -> list[Checkpoint]:
-        """Describes the checkpoints. Only their records are read and checked."""
+        """Reads and checks only records."""
         pins = self._listing.pinned()
         rows = self._listing.numbered().items()
         seen: set[str] = set()
@@ -52,7 +49,6 @@ class Run:
     def _described(
         self, step: int, entry: CheckpointEntry, seen: set[str], *, is_pinned: bool
     ) -> Checkpoint:
-        """Describes a checkpoint; `seen` has the files of those before, and gets its files."""
         row = Checkpoint(step, entry.name, None, None, None, {}, is_pinned, None)
 
         def described(contents: Contents) -> Checkpoint:
@@ -78,10 +74,7 @@ class Run:
 
 
 def run_at(path: str, prefix: str | None = None) -> Run | None:
-    """Returns the run in a directory, unless it is a checkpoint or has none.
-
-    The default prefix is any of the libraries'.
-    """
+    """Returns `None` for a checkpoint; the default prefix is any of the libraries'."""
     place = Address.of(path)
     begins = _PREFIXES if prefix is None else (prefix,)
     folders = {begin: Folder.of(place, begin) for begin in begins}

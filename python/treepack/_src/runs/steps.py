@@ -1,5 +1,3 @@
-"""Directories of checkpoints whose names are a prefix and a step."""
-
 from __future__ import annotations
 
 import contextlib
@@ -45,7 +43,7 @@ _MOST_NUMBER = 10**18
 
 
 def checked(name: str, number: Any, cure: str, *, least: int = 0) -> int:
-    """Returns a step or version as an integer; an error ends with the `cure`."""
+    """An error ends with the `cure`."""
     try:
         if isinstance(number, bool):
             raise TypeError("a bool is an integer, too")
@@ -114,7 +112,6 @@ class Folder:
             return None
 
     def step(self, name: str) -> int | None:
-        """Returns the step in a name that is the prefix and an integer; `None` for other names."""
         text = name.removeprefix(self.begin)
         is_step = name.startswith(self.begin) and _INTEGER.fullmatch(text)
         return int(text) if is_step else None
@@ -137,8 +134,6 @@ class Folder:
 
 
 class CheckpointEntry:
-    """An entry that is, or will be, a checkpoint; a directory is listed on first use."""
-
     def __init__(self, folder: Folder, entry: Entry, inside: list[Entry] | None = None):
         self.name, self.is_directory = entry.name, entry.is_directory
         self._folder, self._inside = folder, inside
@@ -179,8 +174,6 @@ class CheckpointEntry:
 
 
 class Listing:
-    """The content of the directory of a series at one time."""
-
     def __init__(self, folder: Folder, entries: list[Entry]):
         self.folder, self.entries = folder, entries
 
@@ -193,10 +186,10 @@ class Listing:
         ]
 
     def numbered(self) -> dict[int, CheckpointEntry]:
-        """Returns the entries that are named by the prefix and an integer, by step, in order.
+        """Returns the entries that are named by the prefix and an integer, in order.
 
-        Not `step_7.bak` or `step_007`. Where a store has a file and a directory of one name, the
-        file is the one that is read.
+        Not `step_7.bak` or `step_007`. Of a file and a directory of one name in a store, the file
+        is read.
         """
         numbered: dict[int, CheckpointEntry] = {}
         for entry in sorted(self.begun(), key=lambda entry: entry.is_directory):
@@ -221,7 +214,7 @@ class Listing:
         """Removes checkpoints, in order, and unfinished directories of killed saves if possible.
 
         Without permission for checkpoints, warns. Another OSError is raised; of a local directory,
-        the others are removed before.
+        after the others are removed.
         """
         path_of, kept, failed = self.folder.path, [], list[OSError]()
         directories = {entry.name for entry in self.entries if entry.is_directory}
@@ -250,8 +243,6 @@ class Listing:
 
 
 def read_at(path: Address, work: Callable[[Address], T]) -> T:
-    """Calls a function with the path of a checkpoint, again if it is replaced."""
-
     def attempt() -> T:
         with naming(path):
             return work(path)

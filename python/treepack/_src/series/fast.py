@@ -4,9 +4,9 @@
                             │
     a thread                └──▶ copy, commit in the durable directory ──▶ rules of `Keep`
 
-The thread copies the oldest first. A checkpoint counts as copied if the durable directory has an
-intact one of a later step, or of its step that was not saved before it. Nothing else is recorded:
-after a kill, the next save, or `Series.wait`, continues its copies.
+The oldest is copied first. A checkpoint counts as copied if the durable directory has an intact one
+of a later step, or of its step that was not saved before it. Nothing else is recorded: after a
+kill, the next save, or `Series.wait`, continues its copies.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ class Fast:
         return self.checkpoints.folder.directory.shown
 
     def save(self, step: int, write: Callable[[Progress], None], progress: Progress) -> None:
-        """Saves a checkpoint, unless either directory has a later one, and begins to copy it."""
         self.check(bind=True)
         both = self.checkpoints, self._durable
         for one, other in zip(self._unknown(), reversed(both), strict=False):
@@ -61,7 +60,7 @@ class Fast:
         self.begin_copying()
 
     def now(self, step: int) -> float:
-        """Returns the time for a save of a step: after all its previous saves.
+        """Returns a time after all previous saves of a step.
 
         Even if the clock was set back, times show which of two saves is later.
         """
@@ -73,8 +72,8 @@ class Fast:
     def _unknown(self) -> list[Checkpoints]:
         """Returns the directories that may have later checkpoints.
 
-        While the last saved one is intact in the fast directory, the durable directory has no later
-        one, and looking would take requests to a store.
+        The durable one has none while the last saved one is intact in the fast directory; looking
+        would take requests to a store.
         """
         saved, fast = self._saved, self.checkpoints
         is_known = saved in fast.folder.numbered() and fast.summary(saved) is not None
@@ -107,14 +106,12 @@ class Fast:
         return sorted({*self.checkpoints.steps()} | {*self._durable.steps()})
 
     def holder(self, step: int) -> Checkpoints:
-        """Returns the directory from which to read a step: the durable one if it is copied."""
         if step not in self.checkpoints.steps():
             return self._durable
         is_copied = all(summary.step != step for summary in self._uncopied(self._intact()))
         return self._durable if is_copied and step in self._durable.steps() else self.checkpoints
 
     def is_older(self, step: int) -> bool:
-        """Returns whether the durable directory has a later save of a step than this directory."""
         both = self.checkpoints, self._durable
         # Read afresh, since others may have saved it.
         mine, other = (Checkpoints(tier.folder).summary(step) for tier in both)
@@ -131,7 +128,6 @@ class Fast:
             self._copies.setdefault(copying, False)
 
     def finish(self) -> None:
-        """Waits until all checkpoints are copied, and raises the error of a copy."""
         if self.checkpoints.steps():
             self._begin()
         self._line.wait()
@@ -220,7 +216,6 @@ class Fast:
         return left
 
     def _wanted(self, there: Sequence[Summary]) -> set[int]:
-        """Returns the steps that rules keep, over both directories; the last step is among them."""
         if self._keep is None:
             return {summary.step for summary in there}
         both = {summary.step: summary for summary in (*self._durable.intact(), *there)}
@@ -267,10 +262,7 @@ class Fast:
         self._remove([summary.step for summary in there if summary not in left[-1:]])
 
     def _has_room(self) -> bool:
-        """Returns whether there is room for one more, about as large as the newest.
-
-        True where the file system does not know: the save notices then.
-        """
+        """For one about as large as the newest; true where the file system does not know."""
         steps = self.checkpoints.steps()
         if not steps or len(steps) > _MOST:
             return not steps
@@ -285,5 +277,4 @@ class Fast:
 
 
 def _replaces(one: Summary, other: Summary) -> bool:
-    """Returns whether `other` is a copy of `one`, or comes after it."""
     return (other.step, other.time or 0) >= (one.step, one.time or 0)

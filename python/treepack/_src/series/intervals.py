@@ -2,9 +2,8 @@
 
     process 0    at a step ──▶ whether to save, and the step of the next message ──▶ all
 
-Other steps need no message: there is about one a second however short steps are. The messages
-belong to a generation, which ends with each save that the clock starts. Messages of generations
-long before a save of all processes are deleted.
+There is about one message a second however short steps are. Messages belong to a generation, which
+ends with each save that the clock starts; those long before a save of all processes are deleted.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Intervals:
         self._is_due = False
 
     def is_due(self, step: int) -> bool:
-        """Returns whether to save a step; the same in all processes."""
+        """Is the same in all processes."""
         is_due = self._seconds is None if self._every is None else step % self._every == 0
         if self._seconds is None:
             return is_due
@@ -50,7 +49,6 @@ class Intervals:
         return is_due
 
     def _look(self, step: int, seconds: float) -> tuple[int, int, bool]:
-        """Reads the clock: returns the step, the step to look again, and whether to save."""
         now = time.monotonic()
         done = max(step - self._step, 1) if self._step >= 0 else 1
         ahead = int(done * min(_LOOK_S, seconds) / max(now - self._looked, 1e-6))
@@ -58,7 +56,6 @@ class Intervals:
         return step, step + min(max(ahead, 1), 2 * done), now - self._last >= seconds
 
     def restart(self) -> Callable[[], None]:
-        """Begins an interval of seconds with a save; returns a function to call after it."""
         self._last = time.monotonic()
         return functools.partial(self._forget, self._generation - _KEPT)
 

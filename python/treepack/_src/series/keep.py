@@ -1,5 +1,3 @@
-"""The rules by which checkpoints of a series stay: `Keep`."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -36,10 +34,9 @@ class Keep:
       every: The minimum number of steps between older checkpoints that also stay, beginning with
         the first one: of steps 0, 1, 2, …, `every=4` keeps 0, 4, 8, ….
       seconds: The minimum number of seconds between the saves of older checkpoints that also stay.
-      best: A metric, the number of best checkpoints by it that also stay, and `"min"` or `"max"`
-        for the least or greatest values. Of equal values the later one is better; checkpoints
-        without the metric, or with NaN, are never best. While no checkpoint has the metric, all
-        with other metrics stay, and saves warn.
+      best: A metric, the number of best checkpoints by it that also stay, and `"min"` or `"max"`.
+        Of equal values the later one is better; checkpoints without the metric, or with NaN, are
+        never best. While no checkpoint has the metric, all with other metrics stay, and saves warn.
 
     Raises:
       ValueError: If a number is too small, or `best` has another form.
@@ -79,7 +76,7 @@ class Keep:
         check_mode((*best, None)[2], f"best=({quoted(best[0])}, {best[1]}, ")
 
     def kept(self, checkpoints: Sequence[Summary]) -> set[int]:
-        """Returns the steps that stay, of intact checkpoints in the order of their steps."""
+        """Returns the steps that stay, of intact checkpoints in order."""
         steps = {each.step for each in checkpoints[-self.last :]}
         if self.every is not None:
             steps.update(spaced(((each.step, each.step) for each in checkpoints), self.every))
@@ -93,7 +90,7 @@ class Keep:
         return steps
 
     def is_unseen(self, checkpoints: Sequence[Summary]) -> bool:
-        """Returns whether no checkpoint has the metric of `best`, perhaps a typo."""
+        """Whether no checkpoint has the metric of `best`, perhaps a typo."""
         return self.best is not None and not any(
             self.best[0] in summary.metrics for summary in checkpoints
         )
@@ -135,8 +132,8 @@ def tidy(
 ) -> None:
     """Removes the checkpoints that no rule keeps any more, after the commit of a step.
 
-    Removes none if another job holds the claim of the directory by now. An error is a warning,
-    since the save has succeeded. A damaged one is removed once `keep.last` later ones are intact.
+    None if another job holds the claim by now. Errors are warnings, since the save has succeeded. A
+    damaged one is removed once `keep.last` later ones are intact.
     """
     if keep is None:
         return

@@ -1,5 +1,3 @@
-"""Finds the newest intact checkpoint of a series, and loads it, the same in all processes."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -20,8 +18,6 @@ _ATTEMPTS = 5
 
 
 class Loaded(NamedTuple):
-    """A loaded checkpoint; `local` is the item of this process, or the list of all `saved`."""
-
     checkpoints: Checkpoints
     step: int
     state: Any
@@ -56,7 +52,6 @@ class Resuming:
         self._index, self._count = Meeting.processes()
 
     def __call__(self) -> Loaded | None:
-        """Loads the newest intact checkpoint, the same in all processes, if any was completed."""
         if self.fast is not None:
             self.fast.check()
         loaded = self._lead() if self._index == 0 else self._follow()
@@ -74,7 +69,6 @@ class Resuming:
         return loaded
 
     def _search(self, attempt: Callable[[int, Checkpoints, bool], Loaded]) -> Loaded | None:
-        """Tries one step after another, the latest first."""
         for left in reversed(range(_ATTEMPTS)):
             self.skipped = []
             for step, checkpoints, is_directory, is_complete in self._candidates():
@@ -124,7 +118,6 @@ class Resuming:
             yield step, tier, entry.is_directory, entry.is_complete
 
     def _forgive(self, step: int, checkpoints: Checkpoints) -> None:
-        """Removes a step that another directory has intact from the skipped ones."""
         for skipped, error in self.skipped:
             if skipped == step and not isinstance(error, UnfinishedError):
                 warn(f"step {step} is taken from {checkpoints.path(step).shown}: {error}")

@@ -1,5 +1,3 @@
-"""The checkpoints of a training run: `Series`."""
-
 from __future__ import annotations
 
 import contextlib
@@ -42,8 +40,8 @@ class Series(Advising, lists="steps"):
 
     The checkpoint of step 1000 is `step_1000` in the directory: a file as `treepack.save` writes
     it, or with several processes a directory; `load`, `open`, `verify` and the command line read
-    it. Files with other names are left alone. Threads may share a series, unless there are several
-    processes: their saves wait for each other, and steps must still increase.
+    it. Other files are left alone. Threads may share a series, unless there are several processes:
+    their saves wait for each other, and steps must still increase.
 
     Args:
       path: The directory of the run, or its URL. The first save makes it.
@@ -57,8 +55,8 @@ class Series(Advising, lists="steps"):
       timeout: The seconds that processes wait for each other.
       fast: A local directory, such as `"/dev/shm/run"`, to which `save` saves; a thread copies from
         there to `path`. It holds at most three checkpoints. If copying takes longer than the
-        intervals between saves, checkpoints that only `last` keeps are not copied; `save` waits
-        for the copies of checkpoints that another rule keeps. Only for programs of one process.
+        intervals between saves, checkpoints that only `last` keeps are not copied; `save` waits for
+        the copies of others. Only for programs of one process.
       unchanged: `"write"` writes all leaves of each step. `"link"` saves directories, and links the
         files of unchanged leaves to those of the last step that this object saved or resumed; each
         step stays whole without the others. A damaged file harms all steps that share it.
@@ -69,8 +67,8 @@ class Series(Advising, lists="steps"):
     Attributes:
       skipped: The damaged checkpoints that the last `resume` skipped: pairs of a step and its
         error, the latest first.
-      local: The data that this process passed as `local=` to the save of the resumed step. If
-        another number of processes saved it, the list of the data of all of them.
+      local: The data that this process passed as `local=` to the save of the resumed step; a list
+        of all processes' data if their number has changed.
 
     Examples:
       >>> import jax.numpy as jnp, tempfile, treepack
@@ -174,18 +172,14 @@ class Series(Advising, lists="steps"):
             Of several processes, process 0 provides them.
           local: A small tree of this process alone, such as the state of its data iterator;
             `resume` sets `local` to it.
-          background: Whether to write in a thread, and to return a `Saving` as soon as the program
-            may change the state.
+          background: Whether to write in a thread, and return a `Saving` as soon as the program may
+            change the state.
           metadata: See `treepack.save`, also for other options.
-
-        Returns:
-          With `background=True` a `Saving`, whose `result()` waits until all is written.
 
         Raises:
           InvalidCheckpointError: If a checkpoint of a later step is there.
-          TreepackError: If another job saves to the directory, or another process
-            fails, has missed this step or saves something else. The next save is not affected.
-          OSError: If it cannot be written.
+          TreepackError: If another job saves to the directory, or another process fails, has missed
+            this step or saves something else. The next save is not affected.
           UnserializableLeafError: With the path, if a leaf cannot be stored.
           TypeError: If a metric is not a number.
 
@@ -248,13 +242,13 @@ class Series(Advising, lists="steps"):
 
         Raises:
           CorruptionError: If there are checkpoints, but no intact one; it names all.
-          MismatchError: If the checkpoint does not fit the template; earlier ones are
-            not tried then.
+          MismatchError: If the checkpoint does not fit the template; earlier ones are not tried
+            then.
           UnregisteredTypeError: See `treepack.load`, also for other errors except damage.
 
         Warns:
           UserWarning: If a checkpoint is skipped; if there are none, but some of another prefix; or
-            if `local` is a list because another number of processes has saved.
+            if `local` is a list.
         """
         if verify not in ("manifest", "all"):
             raise ValueError(f"verify must be 'manifest' or 'all', got {verify!r:.100}")
@@ -287,7 +281,7 @@ class Series(Advising, lists="steps"):
     def path(self, step: int) -> str:
         """Returns the path or URL of the checkpoint of a step, whether or not it is there.
 
-        With `fast=`, the copy in `path` once it exists, and until then the checkpoint in `fast`.
+        With `fast=`, the copy in `path` once it exists.
         """
         step = self._checkpoints.step(step)
         return self._holder(step).path(step).plain
@@ -362,8 +356,8 @@ class Series(Advising, lists="steps"):
     def should_save(self, step: int) -> bool:
         """Returns whether to save a step: by `every` and `seconds`, or before the program ends.
 
-        With several processes, all must call it for each step. They get the same answer, by the
-        clock of process 0.
+        All of several processes must call it for each step; they get the same answer, by the clock
+        of process 0.
 
         Examples:
           >>> import tempfile, treepack
@@ -390,8 +384,7 @@ class Series(Advising, lists="steps"):
         Raises:
           SystemExit: If the program received SIGTERM.
           ValueError: In another thread than the main one.
-          TreepackError: If there are several processes, and jax has no preemption
-            service.
+          TreepackError: If there are several processes, and jax has no preemption service.
 
         Examples:
           >>> import signal, tempfile, treepack
@@ -422,7 +415,7 @@ class Series(Advising, lists="steps"):
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """Waits as `wait`. If the block raised an error, failed saves are warnings."""
+        """If the block raised an error, failed saves are warnings."""
         if error is None:
             self.wait()
         else:
@@ -448,7 +441,6 @@ class Series(Advising, lists="steps"):
         return f"<treepack.Series {folder.directory.shown!r}, {options}>"
 
     def _has_saved(self, step: int, then: Callable[[], None], check: Callable[[], None]) -> None:
-        """Ends the messages of a save, and removes other checkpoints, unless a copy does it."""
         then()
         if self._fast is None:
             tidy(self._checkpoints, step, self._keep, check)
