@@ -173,15 +173,6 @@ class BaseMismatchError(TreepackError):
     Attributes:
       paths: The first hundred leaves that the base lacks, or has with another dtype, shape or
         content.
-
-    Examples:
-      >>> import numpy as np, treepack
-      >>> one, two, other = ({"w": np.full(100, number)} for number in (1.0, 2.0, 3.0))
-      >>> try:
-      ...     treepack.loads(treepack.dumps(two, base=one), base=other)
-      ... except treepack.BaseMismatchError as error:
-      ...     print(error.paths)
-      ['w']
     """
 
     means_damage = True

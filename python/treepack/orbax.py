@@ -1,9 +1,8 @@
 """Saves checkpoints of treepack with Orbax, whose managers keep steps, retention and metrics.
 
 Needs `orbax-checkpoint`. `TreepackHandler` works inside `CheckpointManager`, `Composite`,
-`Checkpointer` and `AsyncCheckpointer`, in any number of processes. An item is a directory in the
-format of `treepack.save(sharded=True)`, which `treepack.load`, `treepack.open` and the command line
-also read.
+`Checkpointer` and `AsyncCheckpointer`, in any number of processes. An item is a directory as of
+`treepack.save(sharded=True)`, which `treepack.load`, `treepack.open` and the command line read.
 
 Examples:
   >>> import jax, jax.numpy as jnp, tempfile
@@ -203,7 +202,6 @@ def restored(
     default: TreepackRestore,
     more: LoadOptions = {},  # noqa: B006  # it stays as it is
 ) -> Any:
-    """Returns the tree in a directory; options of `args` precede `default` and `more`."""
     item = default.item if args.item is None else args.item
     options: dict[str, Any] = {**more, **default.options}
     for name in _WITHOUT_ITEM if item is not None else _WITH_ITEM:
@@ -267,7 +265,6 @@ def load_aggregate(
       The tree, with NumPy arrays.
 
     Raises:
-      OSError: If the file cannot be read.
       DecodeError: If the file has another format.
       TreepackError: With the paths, if leaves are in other files.
 

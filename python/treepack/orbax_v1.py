@@ -3,8 +3,8 @@
 Needs `orbax-checkpoint`. With `registry`, `save`, `load`, `metadata`, their `_checkpointables`
 variants and `training.Checkpointer` of `orbax.checkpoint.experimental.v1`, or of
 `orbax.checkpoint.v1` where Orbax has that, use `TreepackHandler`, in any number of processes. A
-checkpointable is a directory in the format of `treepack.save(sharded=True)`, which `treepack.load`,
-`treepack.open` and the command line also read.
+checkpointable is a directory as of `treepack.save(sharded=True)`, which `treepack.load`,
+`treepack.open` and the command line read.
 
 Examples:
   >>> import jax.numpy as jnp, tempfile
@@ -112,7 +112,6 @@ class TreepackHandler:
 
 
 def _option(path: str) -> Any:
-    """Returns an option of Orbax's context, or `None` if this version of Orbax lacks it."""
     option = sys.modules[ocp.Context.__module__].get_context()  # has no public name
     for name in path.split("."):
         option = getattr(option, name, None)
@@ -132,7 +131,6 @@ def _check_processes() -> None:
 
 
 def _check_storage(tree: Any) -> None:
-    """Raises a TreepackError if an option requires other dtypes than the arrays have."""
     named_options = [("storage_options", _option("array.saving.storage_options"))]
     scoped = _option("array.saving.scoped_storage_options_creator")
     if scoped is not None:
@@ -151,8 +149,6 @@ def _has_arrays(tree: Any) -> bool:
 
 
 class _Write:
-    """An awaitable that writes a save, or abandons it if it is never awaited."""
-
     def __init__(self, directory: Any, write: ShardedWrite, writing: Writing):
         self._directory = directory
         self._write: ShardedWrite | None = write
@@ -194,9 +190,6 @@ def registry(
       durable: Whether a checkpoint counts as saved only once its files are on the disk.
       restore: The default options of loads; see `TreepackRestore`.
       compress: See `treepack.save`, also for other options.
-
-    Returns:
-      A registry of Orbax.
 
     Examples:
       >>> import jax.numpy as jnp, orbax.checkpoint.experimental.v1 as ocp, tempfile

@@ -107,7 +107,7 @@ def to_bytes(target: Any, *, align: int = 16, threads: int | None = None) -> byt
       target: Any tree; see `to_state_dict`.
       align: A power of two from 1 to 64. Arrays of at least 1 KiB begin at multiples of `align`
         bytes, so that they can be viewed in place. With 1 the result equals flax's, byte for byte.
-      threads: The maximum number of threads; see `treepack.save`.
+      threads: See `treepack.save`.
 
     Returns:
       The encoding, which this `from_bytes` and flax's read.
@@ -205,9 +205,7 @@ def msgpack_restore(
 
     Args:
       encoded_pytree: The encoding; any bytes-like object.
-      copy: As in NumPy 2. `None` returns read-only arrays that view the bytes (and keep them alive)
-        where these are aligned for the dtype, and copies elsewhere. `True` returns writable copies.
-        `False` returns only views.
+      copy: See `treepack.load`; views keep the bytes alive.
       threads: See `to_bytes`.
 
     Raises:
@@ -257,22 +255,16 @@ def save_to_file(
     background: bool = False,
     **options: Unpack[FileWriteOptions],
 ) -> Saving | None:
-    """Saves a tree to a file, atomically.
-
-    After any failure, the file is either the old or the new one. Missing directories are created.
+    """Saves a tree to a file, atomically, like `treepack.save`.
 
     Args:
       target: Any tree; see `to_state_dict`.
-      filepath: The file. A replaced file keeps its permissions; a new one follows the umask.
+      filepath: The file.
       background: Whether to write in a thread, and return a `Saving`; see `treepack.save`.
-      align: See `to_bytes`. With 64, JAX on CPU can use the arrays of a mapped file in place.
+      align: See `to_bytes`.
       compress: See `treepack.save`, also for other options. flax does not read compressed files.
 
-    Returns:
-      With `background=True` a `Saving`, whose `result()` waits until the file is written.
-
     Raises:
-      OSError: If the file cannot be written.
       UnserializableLeafError: See `to_bytes`, also for further errors.
 
     Examples:
@@ -320,7 +312,6 @@ def load_from_file(
       The restored tree, with NumPy arrays.
 
     Raises:
-      OSError: If the file cannot be read.
       DecodeError: With the byte offset, if the file has another format.
       MismatchError: If the state does not match the template; it lists all differences.
       CorruptionError: If the file is damaged gzip.
@@ -358,8 +349,8 @@ def compress_bytes(
     """Compresses data with gzip, or as numbers.
 
     Every gzip reader accepts the result. Blocks are compressed and decompressed in parallel; an
-    index of them follows the data, in empty members. The result is deterministic: without a time
-    stamp, and the same for any number of threads.
+    index of them follows the data, in empty members. The result is deterministic, for any number of
+    threads.
 
     Args:
       data: Any bytes-like object.
@@ -444,13 +435,7 @@ def to_compressed_bytes(
 ) -> bytes:
     """Encodes the state of a tree as msgpack, compressed with gzip or as numbers.
 
-    Args:
-      target: Any tree; see `to_state_dict`.
-      align: See `to_bytes`.
-      level: See `compress_bytes`.
-      compress: See `compress_bytes`.
-      threads: See `to_bytes`.
-      progress: See `treepack.save`.
+    Takes the options of `to_bytes` and `compress_bytes`; raises the same errors.
 
     Examples:
       >>> from treepack import serialization
@@ -555,10 +540,9 @@ def get_serialization_info(pytree: Any) -> dict[str, Any]:
 def patch(*, strict: Strict = True) -> flax.Patch:
     """Replaces the byte functions of flax with treepack's, for libraries that call them.
 
-    Replaces `to_bytes`, `from_bytes`, `msgpack_serialize` and `msgpack_restore` of
-    `flax.serialization`, permanently unless the result is used as a context manager. Call it before
-    importing modules that import these functions by name. `to_state_dict` and `from_state_dict`
-    stay flax's: modules of flax call them for other purposes.
+    They are `to_bytes`, `from_bytes`, `msgpack_serialize` and `msgpack_restore` of
+    `flax.serialization`. Call this before importing modules that import them by name.
+    `to_state_dict` and `from_state_dict` stay flax's: modules of flax call them for other purposes.
 
     Args:
       strict: How `flax.serialization.from_bytes` compares leaves with the template; see
@@ -566,6 +550,7 @@ def patch(*, strict: Strict = True) -> flax.Patch:
 
     Returns:
       A context manager that restores the functions of flax on exit; so does its method `undo`.
+      Unless it is used, the change is permanent.
 
     Raises:
       ImportError: If flax is not installed.

@@ -1,17 +1,4 @@
-"""The command line.
-
-| module | commands |
-|---|---|
-| `listing` | `ls`, `show`, `info` |
-| `runs` | `ls` of the directory of a run |
-| `checking` | `verify`, `diff`, `digest` |
-| `writing` | `convert`, `get`, `salvage` |
-| `maps` | files in another layout: `--map` |
-| `values` | statistics and elements of arrays |
-| `piped` | standard input and output |
-| `usage` | hints in errors of usage |
-| `output` | rows, lines and progress bars |
-"""
+"""The command line: a module for each group of commands."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def _width(text: str) -> int:
 
 
 def _escapes(console: Console, style: str) -> tuple[str, str]:
-    """Returns the escapes around a text in a style: `Console.print` takes 50 times as long."""
+    """Returns the escapes of a style: `Console.print` takes 50 times as long."""
     with console.capture() as captured:
         console.print(Text("x", style), end="")
     before, _, after = captured.get().partition("x")
@@ -170,7 +170,6 @@ def report_to_stderr() -> None:
 
 
 def begin() -> None:
-    """Forgets names and where lines are printed, for the next command of a process."""
     global _on_stderr
     _on_stderr = False
     _names.clear()

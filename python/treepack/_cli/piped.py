@@ -25,7 +25,6 @@ _ELSE = "./- is a file of this name"
 
 
 def read(context: typer.Context, given: Any) -> Any:
-    """Returns the paths of files to read: for `-`, of a copy of standard input."""
     if isinstance(given, (list, tuple)):
         return [read(context, each) for each in given]
     if given != _NAME or context.resilient_parsing:
@@ -45,7 +44,6 @@ def read(context: typer.Context, given: Any) -> Any:
 
 
 def written(context: typer.Context, given: str) -> str:
-    """Returns the path of a file to write: for `-`, of one that is copied to standard output."""
     if given != _NAME or context.resilient_parsing:
         return given
     if sys.stdout.isatty():
@@ -66,7 +64,6 @@ def written(context: typer.Context, given: str) -> str:
 
 
 def _temporary(context: typer.Context) -> Path:
-    """Returns the path of a file that is removed when the command ends, and is shown as `-`."""
     root = context.find_root()  # closed even if an argument is wrong
     folder = root.with_resource(tempfile.TemporaryDirectory(prefix="treepack-"))
     path = Path(folder, "piped")

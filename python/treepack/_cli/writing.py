@@ -133,7 +133,7 @@ def salvage(source: FILE, target: TARGET, sep: SEP = None, max_size: MAX_SIZE = 
 
 
 def _salvaging(source: str, max_size: int | None) -> treepack.File:
-    """Opens a file that may be damaged; ends the command if it has no leaf."""
+    """Ends the command if the file has no leaf."""
     try:
         return treepack.open(source, salvage=True, max_size=max_size, unknown="dict")
     except (treepack.TreepackError, FileNotFoundError) as error:

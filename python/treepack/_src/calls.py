@@ -24,7 +24,6 @@ _NOTHING = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 def repeated(
     call: Callable[_Params, _Result], *args: _Params.args, **kwargs: _Params.kwargs
 ) -> _Result:
-    """Calls a function until no signal interrupts it; handlers of signals run between."""
     while True:
         try:
             return call(*args, **kwargs)
@@ -33,7 +32,6 @@ def repeated(
 
 
 def mode_of(path: _Path, *, follow_symlinks: bool = True) -> int:
-    """Returns the mode of a file or directory; 0 where nothing is."""
     try:
         return repeated(os.stat, path, follow_symlinks=follow_symlinks).st_mode
     except ValueError:  # an invalid name
@@ -50,6 +48,6 @@ def unlink(path: _Path) -> None:
 
 
 def close(file: int) -> None:
-    """Closes a file; an interrupted call has closed it all the same."""
+    """An interrupted call has closed the file all the same."""
     with contextlib.suppress(InterruptedError):
         os.close(file)

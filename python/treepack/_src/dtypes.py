@@ -1,7 +1,6 @@
 """Names dtypes in files, and finds dtypes by name.
 
-A dtype is written as its NumPy name (`float32`, `bfloat16`, `int4`). Importing ml_dtypes registers
-its dtypes with NumPy.
+A dtype has its NumPy name (`float32`, `bfloat16`, `int4`); ml_dtypes registers its own on import.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ _NAME = re.compile(
 
 
 def describe(dtype: np.dtype) -> tuple[str | None, bool]:
-    """Returns the name of a dtype in files, or `None`, and whether its byte order is theirs."""
     if dtype.kind in _NOT_NUMBERS:
         return None, False
     if dtype.metadata is not None and _PACKED in dtype.metadata:
@@ -56,7 +54,7 @@ _has_packed = False
 
 
 def has_packed() -> bool:
-    """Returns whether this process has made a dtype by `packed`; else no array has one."""
+    """Whether this process has called `packed`; else no array has such a dtype."""
     return _has_packed
 
 
@@ -71,7 +69,6 @@ def packed(name: str) -> np.dtype:
 
 
 def elements_in(name: str, size: int) -> int:
-    """Returns the elements that bytes of `packed`, or an array of `size`, hold."""
     if not _PACKED_NAME.fullmatch(name):
         return size
     if (bits := _BITS.match(name)) is not None:
@@ -135,7 +132,6 @@ def cast(
 
 
 def overflows(source: np.ndarray | np.generic, target: np.ndarray) -> int:
-    """Returns how many floats or complex numbers became infinite or NaN in a cast."""
     if is_complex(target.dtype):
         return int(np.count_nonzero(np.isfinite(source) & ~np.isfinite(target)))
     largest, bits = _largest(target.dtype)
@@ -189,8 +185,7 @@ def resolve(name: bytes) -> np.dtype | None:
     """Returns the dtype with a name or alias (`float32`, `<f4`), or `None`.
 
     Objects, strings and structures cannot be stored. The syntax is checked first: NumPy accepts a
-    small language for dtypes, parts of which are slow, and one of which (`M8[s/0]`) crashes the
-    program.
+    language in which parts are slow, and `M8[s/0]` crashes the program.
     """
     text = name.decode("ascii", errors="replace")
     if _PACKED_NAME.fullmatch(text):

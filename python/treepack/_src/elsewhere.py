@@ -19,8 +19,6 @@ def by_name(rows: Mapping[str, str]) -> dict[str, str]:
 
 
 class _Option(NamedTuple):
-    """A hint at options of other libraries, true of functions with the option `needed`."""
-
     names: str
     needed: str
     hint: str
@@ -149,8 +147,6 @@ def unknown_option(verb: Callable[..., Any], name: str) -> TypeError:
 
 
 def advised(verb: V) -> V:
-    """Decorates a function so that errors of calls that do not fit say how to call it."""
-
     @functools.wraps(verb)
     def call(*args: Any, **options: Any) -> Any:
         try:
@@ -214,8 +210,6 @@ class Hinting:
 
 
 class Advising(Hinting):
-    """Objects whose errors for an index, an iteration or a wrong call name a replacement."""
-
     def __init_subclass__(cls, lists: str = "") -> None:
         """Advises the methods of a class of treepack, not of one that a program derives from it.
 
@@ -254,8 +248,6 @@ def read_only(*_: Any) -> None:
 
 
 class _Bound(functools.partial[Any]):
-    """A bound method without arguments, which is often taken for an attribute."""
-
     def _misuse(self, *_: Any) -> Any:
         name = self.func.__name__
         raise TypeError(f"{name} is a method: call it, as in {name}()[-1]")
@@ -264,8 +256,6 @@ class _Bound(functools.partial[Any]):
 
 
 class _Called:
-    """A method whose uses without a call are errors that say to call it."""
-
     def __init__(self, method: Callable[[Any], Any]):
         functools.update_wrapper(self, method)
         self._method = method

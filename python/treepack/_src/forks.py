@@ -8,7 +8,7 @@ import weakref
 
 
 class Locked:
-    """An object with a `lock` that is free in a forked process and in a signal handler.
+    """Has a `lock` that is free in a forked process and in a signal handler.
 
     So the guarded data must be valid after each step.
     """

@@ -1,5 +1,3 @@
-"""Declares, checks and describes the options that several functions share."""
-
 from __future__ import annotations
 
 import collections.abc
@@ -256,8 +254,7 @@ class _Options:
     def of(cls, options: Mapping[str, Any]) -> Self:
         """Makes an instance from the options of a verb that are its fields.
 
-        Its class has the others, as defaults: setting these would take most of the time of small
-        messages.
+        Its class has the defaults: setting these would take most of the time of small messages.
         """
         instance = cls.__new__(cls)
         if options:
@@ -339,7 +336,6 @@ def takes(types: Any = None, *, early: bool | None = False, **defaults: Any) -> 
 
 
 def _is_option(parameter: inspect.Parameter) -> bool:
-    """Returns whether a parameter is an option: others of its name have other values."""
     with contextlib.suppress(TypeError, ValueError):
         check(parameter.name, parameter.default)
         return parameter.kind is parameter.KEYWORD_ONLY
@@ -358,8 +354,6 @@ def check_known(verb: Callable[..., Any], options: Mapping[str, Any]) -> None:
 
 @dataclasses.dataclass(kw_only=True)
 class Writing(_Options):
-    """How files are written; see `save`."""
-
     compress: Compress = False
     level: int | None = None
     align: int = 64
@@ -405,8 +399,6 @@ class Saved(_Options):
 
 @dataclasses.dataclass(kw_only=True)
 class Export(_Options):
-    """How a tree is saved in another format; see `save`."""
-
     format: str | None = None
     max_shard_size: int | str | None = None
     separator: str | None = None
@@ -492,24 +484,20 @@ class Reading(_Options):
 
 @dataclasses.dataclass(kw_only=True)
 class BytesReading(Reading, Opening):
-    """How trees are read from bytes; see `loads`."""
+    """See `loads`."""
 
 
 SMALL = frozenset({"strict", "cast", "arrays", "copy", "unknown", "containers", "threads"})
-"""The options of `loads` whose values are small and do not change."""
+"""Options of `loads` whose values are small and do not change."""
 
 
 @dataclasses.dataclass(kw_only=True)
 class Sharing(_Options):
-    """How processes load together; see `load`."""
-
     replicas: Replicas = "read"
     timeout: float = TIMEOUT_S
 
 
 class DropInReading(Reading):
-    """How the functions of the drop-in read trees."""
-
     is_drop_in = True
 
 
@@ -521,8 +509,6 @@ def restoring(strict: Strict, copy: bool | None = None, threads: int | None = No
 
 @dataclasses.dataclass(kw_only=True)
 class Selection(_Options):
-    """Which leaves are loaded, and how the others are handled; see `load`."""
-
     select: Any = None
     exclude: Any = None
     mapping: Any = None
@@ -548,7 +534,6 @@ class Selection(_Options):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the whole tree is loaded, with all options at their defaults."""
         return all(value is getattr(Selection, name) for name, value in vars(self).items())
 
 
@@ -656,13 +641,11 @@ class LoadOptions(PartOptions, total=False):
     """The options of `load` that do not change the type of its result.
 
     Examples:
-      >>> import tempfile, treepack
+      >>> import treepack
       >>> from typing import Unpack
       >>> def load_state(path, **options: Unpack[treepack.LoadOptions]):
       ...     return treepack.load(path, **options)["state"]
-      >>> path = f"{tempfile.mkdtemp()}/model.treepack"
-      >>> treepack.save(path, {"state": [1, 2]})
-      >>> load_state(path, containers="plain")
+      >>> load_state(treepack.dumps({"state": [1, 2]}), containers="plain")
       [1, 2]
     """
 

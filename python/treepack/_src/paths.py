@@ -73,7 +73,6 @@ class Room:
         self._before: list[str] = []
 
     def takes(self, path: str) -> bool:
-        """Returns whether another path fits, and counts it if it does."""
         size = len(path) if path.isascii() else 4 * len(path)
         if size > _FREE_TEXT:
             parts = path.split("/")
@@ -166,9 +165,9 @@ _MOST_LENGTH = 300
 
 
 def meant(typo: str, paths: Iterable[str]) -> str | None:
-    """Returns the path that a missing one means: its end, or with other separators or case.
+    """Returns the only path that a missing one means: its end, or with other separators or case.
 
-    Containers above `paths` count as well. `None` if none or several match.
+    Containers above `paths` count as well.
     """
     wanted = _folded(typo)
     depths: dict[str, int] = {}
@@ -188,7 +187,6 @@ def closest(name: str, names: Iterable[str]) -> list[str]:
 
 
 def similar(typo: str, paths: Iterable[str]) -> str:
-    """Returns a hint about a similar path of a leaf or container, or about the paths that exist."""
     texts = {"/".join(parts(path)): path for path in itertools.islice(paths, _MOST_NAMES)}
     match = meant(typo, texts.values())
     count = typo.count("/") + 1
@@ -214,7 +212,6 @@ def _folded(path: str) -> list[str]:
 
 
 def has(ordered: Sequence[str], path: str) -> bool:
-    """Returns whether sorted paths have a path, or one below it."""
     below = f"{path}/"
     at, after = bisect.bisect_left(ordered, path), bisect.bisect_left(ordered, below)
     return ordered[at : at + 1] == [path] or (
@@ -242,7 +239,6 @@ def put(tree: dict[str, Any], parts: Sequence[str], leaf: Any) -> None:
 def at_or_above(
     tree: Mapping[tuple[str, ...], T], path: str | Trail, entries: str | None
 ) -> T | None:
-    """Returns the entry for a path, or for its nearest ancestor; an error names the `entries`."""
     names = tuple(parts(path))
     for count in range(len(names), -1, -1):
         if names[:count] in tree:

@@ -39,7 +39,6 @@ class Completing(type):
 
 
 def shortened(parts: Iterable[str], count: int, most: int | None = None) -> str:
-    """Joins the first parts of a repr; `count` is their number."""
     most = MOST_ROWS if most is None else most
     more = f", … and {count - most} more" if count > most else ""
     return ", ".join(itertools.islice(parts, most)) + more
@@ -54,7 +53,6 @@ _MOST_PATH = 76
 
 
 def path_end(path: str, most: int = _MOST_PATH) -> str:
-    """Returns a path for a repr: of a long one its end, by which leaves differ."""
     return path if len(path) <= most else f"…{path[1 - most :]}"
 
 
@@ -70,7 +68,6 @@ def safe_repr(value: object) -> str:
 
 
 def jsonable(value: Any) -> Any:
-    """Returns a value in types of JSON; `nan`, infinities and other types become texts."""
     if isinstance(value, dict):
         return {
             key if isinstance(key, str) else safe_repr(key): jsonable(child)
@@ -88,7 +85,6 @@ def short_repr(value: object) -> str:
 
 
 def either(texts: Iterable[str]) -> str:
-    """Joins texts as a choice: `a, b or c`."""
     listed = [*texts]
     return " or ".join(filter(None, [", ".join(listed[:-1]), *listed[-1:]]))
 
@@ -129,7 +125,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?B)", re.IGNORECASE)
 
 
 def bytes_of(size: str) -> int:
-    """Returns a size such as `1GB` or `1000` in bytes; units are powers of 1000."""
+    """Returns a size such as `1GB` in bytes; units are powers of 1000."""
     match = _SIZE.fullmatch(size.strip())
     if match:
         return int(float(match[1]) * _UNITS[match[2].upper()])
@@ -149,12 +145,10 @@ def kind_text(kind: tuple[Any, ...]) -> str:
 
 
 def count_text(leaves: int) -> str:
-    """Formats a number of leaves: `1 leaf`, `2 leaves`."""
     return f"{leaves} {'leaf' if leaves == 1 else 'leaves'}"
 
 
 def size_text(nbytes: float) -> str:
-    """Formats a number of bytes: `1.5 KiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if nbytes < 1024:
             return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"

@@ -42,7 +42,6 @@ class Milestone:
             wait.put(None)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits at most `timeout` seconds; returns whether it is reached."""
         if not self.is_reached:
             thread, wait = _thread.get_ident(), SimpleQueue[None]()
             self.waiting.append(thread)
@@ -106,11 +105,7 @@ class Task(Generic[T]):
 
     @property
     def is_suspended(self) -> bool:
-        """Whether it cannot end before this call.
-
-        A thread of this process's parent has begun it, or this thread, interrupted by a signal
-        handler.
-        """
+        """Whether its thread is of the parent, or this one, interrupted by a signal handler."""
         claim = self._claims.get("first")
         if claim is None or self._is_done:
             return False
@@ -131,7 +126,7 @@ class Task(Generic[T]):
             self._done.release()
 
     def _claim(self) -> bool:
-        """Returns whether this is the first call; atomic, also for signal handlers."""
+        """Whether this is the first call; atomic, also for signal handlers."""
         mine = os.getpid(), _thread.get_ident()
         return self._claims.setdefault("first", mine) is mine
 
@@ -141,7 +136,6 @@ class Task(Generic[T]):
                 pass
 
     def result(self) -> T:
-        """Returns the result; runs the work if no thread has begun it."""
         self.attempt()
         self._wait()
         if self._error is not None:
@@ -200,7 +194,7 @@ def _attempt(tasks: list[Task[T]], stopped: Event) -> None:
 
 
 def run(works: list[Callable[[], T]], threads: int) -> list[T]:
-    """Returns the results of works, run by `threads` threads, one of which is the caller's.
+    """Returns the results of works; the caller's thread is one of `threads`.
 
     After the error of one of them, some others may not have been done.
     """
@@ -257,7 +251,7 @@ class Thread:
 
 
 class _Ticket:
-    """A mark that only the thread holds, and that ends with it."""
+    """Only the thread holds it, and it ends with it."""
 
 
 def _run(ticket: _Ticket, signals: SimpleQueue[object], works: list[Callable[[], object]]) -> None:

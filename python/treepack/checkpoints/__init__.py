@@ -130,7 +130,6 @@ def save_checkpoint(
 
     Raises:
       InvalidCheckpointError: If there is a checkpoint of this step or a later one.
-      OSError: If the file cannot be written.
       UnserializableLeafError: A TypeError with the path, if a leaf cannot be stored.
 
     Warns:
@@ -176,8 +175,6 @@ def _wait_for(manager: AsyncManager | None, checkpointer: Any) -> None:
 def _finish(
     saving: Saving | None, commit: Callable[[], None] | None, manager: AsyncManager | None
 ) -> None:
-    """Removes other checkpoints once a save has ended; with a manager in the background."""
-
     def work() -> None:
         if saving is not None:
             saving.result()
@@ -206,14 +203,13 @@ def save_checkpoint_multiprocess(
 ) -> str:
     """Saves a tree as the checkpoint of a step, together with all other processes.
 
-    All processes must call this with the same tree. Process 0 removes older checkpoints. If no
-    array is sharded over processes, process 0 writes a file. Otherwise the checkpoint is a
-    directory, in which each process writes its shards as with `treepack.save(sharded=True)`; flax
-    cannot read it.
+    All processes must call this with the same tree. Process 0 removes older checkpoints, and writes
+    a file if no array is sharded over processes. Otherwise the checkpoint is a directory of shards,
+    as of `treepack.save(sharded=True)`; flax cannot read it.
 
     Args:
       ckpt_dir: The directory or its URL, the same for all processes.
-      target: Any tree; see `treepack.serialization.to_state_dict`.
+      target: Any tree.
       step: The step, or another number.
       prefix: See `save_checkpoint`.
       keep: See `save_checkpoint`.
@@ -231,7 +227,7 @@ def save_checkpoint_multiprocess(
       InvalidCheckpointError: If there is a checkpoint of this step or a later one.
       TreepackError: If another process fails or saves another tree, or if `gda_manager` is not
         `None`.
-      OSError: See `save_checkpoint`, also for further errors.
+      UnserializableLeafError: See `save_checkpoint`, also for further errors.
 
     Examples:
       >>> import jax.numpy as jnp, tempfile
@@ -317,14 +313,11 @@ def restore_checkpoint(
       MultiprocessArrayError: If flax saved arrays of several processes in TensorStore beside the
         file.
       ImportError: If the checkpoint is Orbax's and Orbax is not installed.
-      OSError: If a file cannot be read.
 
     Examples:
       >>> import numpy as np, tempfile
       >>> from treepack import checkpoints
       >>> directory = tempfile.mkdtemp()
-      >>> checkpoints.restore_checkpoint(directory, [np.zeros(2)])
-      [array([0., 0.])]
       >>> _ = checkpoints.save_checkpoint(directory, [np.ones(2)], 7)
       >>> checkpoints.restore_checkpoint(directory, [np.zeros(2)])
       [array([1., 1.])]

@@ -18,8 +18,8 @@ MODULE_NUM_RE = re.compile(r"(.*)_[0-9]+$")
 def convert_pre_linen(params: Any) -> Any:
     """Renames the modules in parameters that were saved before flax had Linen.
 
-    There, all modules of a parent were counted together (`Conv_0`, `Dense_1`); Linen counts those
-    of each class (`Conv_0`, `Dense_0`). Parameters of Linen stay unchanged.
+    All modules of a parent were counted together (`Conv_0`, `Dense_1`); Linen counts by class
+    (`Conv_0`, `Dense_0`). Parameters of Linen stay unchanged.
 
     Args:
       params: The parameters: dicts or FrozenDicts of modules.

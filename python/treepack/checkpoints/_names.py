@@ -1,4 +1,4 @@
-"""The names of checkpoints, a prefix and a step, and their order by the numbers in them."""
+"""The names of checkpoints, a prefix and a step, and their order by these numbers."""
 
 from __future__ import annotations
 
@@ -68,11 +68,9 @@ def safe_normpath(path: str) -> str:
 
 
 class Steps(Folder):
-    """The checkpoints in a directory: all names that begin with a prefix."""
-
     @classmethod
     def at(cls, ckpt_dir: Any, prefix: str, storage_options: StorageOptions) -> Steps:
-        """Returns those at a path or URL, as flax normalizes it: `a/../b` is `b`."""
+        """As flax normalizes paths: `a/../b` is `b`."""
         directory = cls.given(ckpt_dir, "", storage_options).directory.normal()
         if directory.is_local:
             directory = directory.like(safe_normpath(directory))

@@ -1,5 +1,3 @@
-"""Saves and restores checkpoints by Orbax's checkpointers."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -68,7 +66,6 @@ def _restore_args(ocp: Any, target: Any) -> Any:
 
 
 def _transforms(ocp: Any, target: Any) -> Any:
-    """Returns the transformations that skip leaves where the target has `None`."""
     flat = ocp.utils.to_flat_dict(target, sep="/", keep_empty_nodes=True)
     return {key: ocp.Transform(use_fallback=True) for key, leaf in flat.items() if leaf is None}
 

@@ -25,10 +25,7 @@ def is_checkpoint(directory: CheckpointEntry) -> bool:
 
 @dataclasses.dataclass
 class Restoring:
-    """Restores checkpoints into a template; `transforms` are of the checkpointer of Orbax.
-
-    With `allow_partial`, arrays that flax saved in TensorStore become placeholders.
-    """
+    """`transforms` are of Orbax; with `allow_partial`, arrays in TensorStore are placeholders."""
 
     target: Any
     options: dict[str, Any]

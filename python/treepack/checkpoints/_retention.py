@@ -24,7 +24,6 @@ def check_newest(folder: Steps, name: str) -> None:
 def tidy(
     folder: Steps, saved: str, keep: int, overwrite: bool, keep_every_n_steps: int | None
 ) -> None:
-    """Removes checkpoints as `flax.training.checkpoints` does; a failure is a warning."""
     with folder.tidying("the save is complete"):
         there = folder.ordered()
         names, listing = there.like(saved), there.listing

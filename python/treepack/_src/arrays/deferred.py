@@ -1,5 +1,3 @@
-"""Defines arrays whose bytes are read or computed when they are saved."""
-
 from __future__ import annotations
 
 import math
@@ -28,7 +26,6 @@ class Deferred:
     dtype: np.dtype[Any]
 
     def _now(self) -> Any:
-        """Returns itself; an array that will be in a file is the array there, or `None` before."""
         return self
 
     @property
@@ -47,7 +44,6 @@ class Deferred:
         return self.size * self.dtype.itemsize
 
     def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
-        """Returns data, and the ranges in them that hold the elements in C order."""
         raise NotImplementedError
 
 
@@ -58,7 +54,6 @@ class Computed(Deferred):
         dtype: np.dtype[Any],
         flat_range: Callable[[int, int], np.ndarray],
     ):
-        """`flat_range` takes the start and stop index of a range of elements in C order."""
         self.shape = shape
         self.dtype = dtype
         self._flat_range = flat_range
@@ -79,7 +74,7 @@ class Computed(Deferred):
 
 
 class Held(Computed):
-    """An array that is computed whole when its first bytes are read, and dropped after its last."""
+    """Computed whole when its first bytes are read, and dropped after its last."""
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]):
         self.shape, self.dtype = shape, dtype
@@ -102,12 +97,10 @@ class Held(Computed):
 
 
 def elements_of(array: Any) -> core.Content:
-    """Returns the elements of an array in C order as bytes, which are read when they are used."""
     return core.Content.laid(core.lay_raw(b"", [array], snapshot=False), [])
 
 
 def boxes_of(shape: tuple[int, ...], start: int, stop: int) -> Iterator[tuple[range, ...]]:
-    """Yields the boxes of a range of the elements of an array, counted in C order."""
     if start >= stop:
         return
     if not shape:
@@ -130,8 +123,6 @@ def boxes_of(shape: tuple[int, ...], start: int, stop: int) -> Iterator[tuple[ra
 
 
 class InContent(Deferred):
-    """An array in one range of other data, such as a member of an archive."""
-
     def __init__(
         self, shape: tuple[int, ...], dtype: np.dtype[Any], content: core.Content, start: int
     ):

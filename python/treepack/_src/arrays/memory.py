@@ -1,5 +1,3 @@
-"""Memory of NumPy arrays, as the core reads and writes it."""
-
 from __future__ import annotations
 
 import numpy as np
@@ -15,7 +13,6 @@ def memory_of(array: np.ndarray) -> tuple[np.ndarray, int, tuple[int, ...]]:
 
 
 def has_rows(array: np.ndarray) -> bool:
-    """Returns whether an array has C order, perhaps with gaps between its rows."""
     strides = [stride for size, stride in zip(array.shape, array.strides, strict=True) if size > 1]
     is_ordered = strides == sorted(strides, reverse=True)
     is_dense = not strides or strides[-1] == array.itemsize
@@ -23,7 +20,7 @@ def has_rows(array: np.ndarray) -> bool:
 
 
 def copy(source: np.ndarray, target: np.ndarray, *, threads: int | None = None) -> None:
-    """Copies to an array of the same dtype in C order, or a view of one, with axes in any order."""
+    """`target` is in C order, or a view of such an array, with any order of axes."""
     if target.size == 0:
         return
     memory, at, strides = memory_of(target)

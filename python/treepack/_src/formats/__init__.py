@@ -3,8 +3,7 @@
     path, data, directory ──▶ of_suffix, of_content, in_directory ──▶ Format ──▶ Reader
     leaves of a tree or an open file ──▶ to_save ──▶ Format.write ──▶ files
 
-The folders are listed, so a new one needs no other change. This face is below the rooms that use
-it; the folders are above the rooms that they use.
+This face is below the rooms that use it; the folders are above the rooms that they use.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import treepack._core as core
 from treepack._src.options import Buffer, Export, Progress, Saved, Writing, no_choice
 
 SEPARATOR = "."
-"""The separator between the keys of a path in the name of an array, by default."""
+"""The default separator between the keys of a path in the name of an array."""
 
 Look = Callable[[Any], list[str]]
 """Returns the names in a directory."""
@@ -36,20 +35,20 @@ Leaves = Iterable[tuple[tuple[str, ...], Any]]
 class Format:
     """A format of another library. A folder has an instance of a subclass, `FORMAT`.
 
-    Each promise that all forms keep (normal paths, leases, bounds, closed files) is kept below, by
+    Promises that all forms keep (normal paths, leases, bounds, closed files) are kept below, by
     `Reader`, `Opened` and `storage`. A format that lacks an ability inherits the method.
 
     Attributes:
       name: Its name in messages, and as `format=` of `save`.
       title: One file of it, in messages.
-      rank: Formats of a lower rank are asked first.
+      rank: Formats of a lower rank are tried first.
       reads_paths: Whether a path with one of its suffixes is opened by this format alone.
       separators: The separators of keys in names of its arrays, the usual one first; empty if
         arrays have no names.
       is_saved: Whether `save` writes trees in it, to files with the first suffix or by its name;
         open files are copied to each format with suffixes.
       is_split: Whether `max_shard_size` makes a directory of several files of it.
-      directories: What its directories are called in help, if it has some.
+      directories: The word for its directories in help, if it has some.
     """
 
     name: str
@@ -69,7 +68,6 @@ class Format:
         return False
 
     def open(self, source: Any, opened: Any, **options: Any) -> Any:
-        """Returns the `Reader` of a file; its data are `opened`, `None` if `reads_paths`."""
         raise NotImplementedError
 
     def find(
@@ -77,8 +75,8 @@ class Format:
     ) -> Callable[..., Any] | None:
         """Returns a function that opens a directory, of the options of a `Reader`.
 
-        `has_checkpoint` if a subdirectory is a sharded one. A DecodeError for a directory of this
-        format that is not a checkpoint.
+        `has_checkpoint` if a subdirectory is a sharded one. Raises a DecodeError for a directory of
+        this format that is not a checkpoint.
         """
         return None
 
@@ -96,7 +94,6 @@ class Format:
             )
 
     def room(self, path: Any) -> Any:
-        """Returns the directory where processes exchange; `None` if one saves in this format."""
         return None
 
     def content_of(self, tree: Any, saved: Saved) -> tuple[Leaves, Mapping[str, str] | None]:
@@ -120,7 +117,6 @@ class Format:
         raise NotImplementedError
 
     def tree_of(self, content: core.Content, separator: str, max_size: int | None) -> Any:
-        """Returns the tree of arrays in data by another separator than usual, and the metadata."""
         raise NotImplementedError
 
 
@@ -132,7 +128,6 @@ def known() -> tuple[Format, ...]:
 
 
 def of_suffix(source: Any) -> Format | None:
-    """Returns the format of the files with the suffix of a path, or `None`; of no other source."""
     if isinstance(source, (str, os.PathLike)):
         name = os.fsdecode(source).lower()
         for each in known():
@@ -164,7 +159,6 @@ def is_run(path: Any) -> bool:
 
 
 def to_save(path: str, export: Export, *, is_open: bool = False) -> Format | None:
-    """Returns the format of a save, of a tree or an open file; `None` is treepack's, or flax's."""
     saved = {each.name: each for each in known() if each.is_saved}
     if export.format is not None:
         if not isinstance(export.format, str) or export.format not in saved:

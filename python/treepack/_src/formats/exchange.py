@@ -2,8 +2,8 @@
 
     arrays ──each process its shards──▶ hidden checkpoint ──▶ whole arrays, read by any process
 
-There are two rounds of messages: for the hidden checkpoint, and for the files; for `Rearranged` a
-third, of the sharded directory.
+Two rounds of messages are for the hidden checkpoint and the files; `Rearranged` has a third, of the
+sharded directory.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ HIDDEN = ".shards"
 """The directory of the hidden checkpoint, which a killed save leaves."""
 
 ARRAYS = (Class.ARRAY, Class.SCALAR, Class.JAX_ARRAY, Class.DEFERRED)
-"""The classes of leaves that are arrays in files of other formats."""
 
 
 class Later(Deferred):
@@ -66,7 +65,7 @@ class Later(Deferred):
 
 
 class Alone:
-    """The processes of a save: one, which exchanges nothing.
+    """The one process of a save, which exchanges nothing.
 
     Attributes:
       index: The number of this process; 0 commits.
@@ -102,7 +101,7 @@ class Alone:
         return choice
 
     def gather(self) -> None:
-        """Waits until all others have written their files, or one failed; for process 0."""
+        """For process 0: waits until all others have written their files, or one failed."""
 
 
 class Exchange(Alone):
@@ -120,10 +119,9 @@ class Exchange(Alone):
         snapshot: bool,
         threads: int | None,
     ):
-        """Encodes the shards of this process.
+        """Encodes the shards of this process; with `snapshot`, arrays may change afterwards.
 
-        Process 0 must hold the lease of `directory` from `opened` on; with `snapshot`, arrays may
-        change before.
+        Process 0 must hold the lease of `directory` from `opened` on.
         """
         self._directory = directory.absolute()
         self._path = self._directory / HIDDEN
@@ -241,13 +239,12 @@ class Exchange(Alone):
 class Rearranged:
     """A save of tensors that a mapping makes, to a sharded directory of several processes.
 
-    Calling it writes each in one process, which reads its parts from the exchange.
+    Each is written by one process, which reads its parts from the exchange.
     """
 
     def __init__(
         self, path: Address, tree: Any, saved: Saved, writing: Writing, exchange: Exchange
     ):
-        """`tree` has the layout of the files, and `exchange` is of `room_of(path)`."""
         self._path = path.absolute()
         self._tree, self._saved, self._writing, self._exchange = tree, saved, writing, exchange
         self.abandon = exchange.abandon
@@ -279,13 +276,11 @@ class Rearranged:
 
 
 def room_of(path: Address) -> Address:
-    """Returns the directory beside a path in which processes exchange shards to save to it."""
     return path.beside(f".{os.path.basename(path)}")  # noqa: PTH119
 
 
 @contextlib.contextmanager
 def leased_room(path: Address) -> Iterator[Permit]:
-    """Holds the lease of `room_of` a path, which is removed once it is empty; for process 0."""
     room = room_of(path)
     try:
         with Permit.taken(room, secrets.token_hex(4)) as permit:
@@ -307,7 +302,6 @@ def exchange_of(
 
 
 def remove_shards(directory: Address) -> None:
-    """Removes the hidden checkpoint of an ended save, and nothing else."""
     path = directory / HIDDEN
     with contextlib.suppress(OSError):  # the next save removes it
         names = _names_in(path)
@@ -320,7 +314,7 @@ def _names_in(path: Address) -> Names:
 
 
 def writers_of(sizes: Sequence[int], count: int) -> list[int]:
-    """Returns the process that writes each file of these sizes, so that all write about as much."""
+    """Returns the process that writes each file, so that all write about as much."""
     loads = [(0, process) for process in range(count)]
     writers = [0] * len(sizes)
     for number in sorted(range(len(sizes)), key=lambda number: (-sizes[number], number)):

@@ -1,5 +1,3 @@
-"""Trees as arrays with names: what several formats share."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -33,8 +33,6 @@ class UnsupportedError(ValueError):
 
 
 class Header(NamedTuple):
-    """The header of an array; its dtype is in the byte order of the elements."""
-
     shape: tuple[int, ...]
     order: Literal["C", "F"]
     dtype: np.dtype[Any]
@@ -42,20 +40,15 @@ class Header(NamedTuple):
 
     @property
     def is_text(self) -> bool:
-        """Whether it has strings, for which trees have no arrays; see `texts`."""
         return self.dtype.kind in "SU"
 
     @property
     def is_plain(self) -> bool:
-        """Whether the elements lie in the file as in an array in memory."""
         return self.order == "C" and self.dtype.isnative and not self.is_text
 
 
 def read_header(file: Any, nbytes: int) -> Header:
-    """Reads the header of an array from a file object of `nbytes` bytes.
-
-    Raises an UnsupportedError, a NotImplementedError for pickled objects, or a ValueError.
-    """
+    """Raises an UnsupportedError, a NotImplementedError for pickled objects, or a ValueError."""
     try:
         head = _Head(file)
         version = np.lib.format.read_magic(head)
@@ -150,7 +143,6 @@ class Strings:
 
 
 def texts(array: np.ndarray) -> Any:
-    """Returns an array of strings as a list; an UnsupportedError for invalid Unicode."""
     if array.dtype.kind == "U" and array.nbytes:
         # Above the last, CPython makes strings that break later.
         points = np.ravel(array).view(np.uint32)

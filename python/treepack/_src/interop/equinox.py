@@ -9,17 +9,12 @@ from typing import Any
 from treepack._src.interop.modules import imported, instance_of, subclass_of
 
 is_module = instance_of("equinox", "Module")
-"""Returns whether a value is an equinox module."""
-
 
 _is_module_type = subclass_of("equinox", "Module")
 
 
 def static_names(nodetype: type) -> list[str] | None:
-    """Returns the names of the static data in the auxdata of an equinox module, or `None`.
-
-    The first is not a field: it marks fields without a value.
-    """
+    """The first name is not a field: it marks fields without a value."""
     if not _is_module_type(nodetype):
         return None
     fields = dataclasses.fields(nodetype)

@@ -12,21 +12,14 @@ is_linen_module = instance_of("flax.linen", "Module")
 
 
 is_linen_module_type = subclass_of("flax.linen", "Module")
-"""Returns whether a type is a linen Module class."""
-
 is_graph_definition_type = subclass_of("flax.nnx", "GraphDef")
 """Returns whether a type is the type of the static parts of nnx modules."""
 
 
 is_graph_definition = instance_of("flax.nnx", "GraphDef")
-"""Returns whether a value is the static part of an nnx module."""
 
 
 def static_names(nodetype: type, auxdata: tuple[Any, ...]) -> tuple[str, ...] | None:
-    """Returns the names of static attributes in the auxdata of an nnx module, or `None`.
-
-    These are the names of children, of static attributes, and these attributes.
-    """
     if not _is_nnx_type(nodetype):
         return None
     match auxdata:
@@ -36,7 +29,7 @@ def static_names(nodetype: type, auxdata: tuple[Any, ...]) -> tuple[str, ...] | 
 
 
 def is_graph_node_type(ty: type) -> bool:
-    """Returns whether a type is of modules or variables, which the graph of nnx may share."""
+    """Whether a type is of modules or variables, which the graph of nnx may share."""
     return _is_nnx_type(ty) or _is_variable_type(ty) or is_hijax_variable_type(ty)
 
 
@@ -49,7 +42,6 @@ is_hijax_variable_type = subclass_of("flax.nnx.variablelib", "HijaxVariable")
 
 
 is_frozen_dict = instance_of("flax.core", "FrozenDict")
-"""Returns whether a value is a FrozenDict."""
 
 
 def hashable_mapping() -> Any:
@@ -66,7 +58,6 @@ def is_mapping_type(ty: type) -> bool:
 
 
 def error_type(ours: type[Exception], name: str) -> type[Exception]:
-    """Returns a subclass of an error class that is also flax's error of this name."""
     return error_class(ours, "flax.errors", name)
 
 

@@ -46,12 +46,11 @@ def on_host(array: Any) -> np.ndarray:
 
 
 def fetched(value: Any) -> Any:
-    """Returns a JAX array in host memory; keys and other values unchanged."""
     return on_host(value) if is_array(value) and not is_extended(value.dtype) else value
 
 
 def like(array: np.ndarray) -> Any:
-    """Converts to a JAX array, which may share memory, if JAX is installed and has the dtype."""
+    """The result may share memory; NumPy arrays stay without JAX, or if it lacks their dtype."""
     try:
         import jax
 
@@ -64,8 +63,8 @@ def like(array: np.ndarray) -> Any:
 def weak(array: jax.Array) -> jax.Array:
     """Returns an array with a weak dtype and the same memory.
 
-    Only dtypes of Python's numbers can be weak. Others, and arrays of several processes, are
-    returned unchanged.
+    Only dtypes of Python's numbers can be weak. Others, and arrays of several processes, stay
+    unchanged.
     """
     from jax.dtypes import canonicalize_dtype
 
@@ -111,13 +110,8 @@ def devices() -> Sequence[Any]:
 
 
 is_array = instance_of("jax", "Array")
-"""Returns whether a value is a JAX array, traced or not."""
-
 is_struct = instance_of("jax", "ShapeDtypeStruct")
-"""Returns whether a value is a `ShapeDtypeStruct`."""
-
 is_tracer = instance_of("jax.core", "Tracer")
-"""Returns whether a value is traced."""
 
 
 def is_abstract(value: object) -> bool:
@@ -176,7 +170,6 @@ def is_preempted_at(step: int) -> bool:
 
 
 def is_node(value: object) -> bool:
-    """Returns whether JAX flattens a value; false for `None`."""
     jax = imported("jax")
     return jax is not None and value is not None and not jax.tree_util.all_leaves([value])
 
@@ -187,7 +180,6 @@ def is_partial_type(ty: object) -> bool:
 
 
 is_partial = instance_of("jax.tree_util", "Partial")
-"""Returns whether a value is a `jax.tree_util.Partial`."""
 
 
 def partial_function(partial: Any) -> Any:
@@ -201,7 +193,6 @@ def is_of_nn(value: object) -> bool:
 
 
 is_treedef = instance_of("jax.tree_util", "PyTreeDef")
-"""Returns whether a value is a `PyTreeDef`."""
 
 
 def is_node_type(ty: type) -> bool:
@@ -239,7 +230,6 @@ def is_namedtuple(ty: type) -> bool:
 
 
 def is_plain_namedtuple(ty: Any) -> bool:
-    """Returns whether a namedtuple type has no other registration with JAX."""
     if not is_namedtuple(ty):
         return False
     if imported("jax") is None:
@@ -283,15 +273,12 @@ def unflatten(ty: type, auxdata: Any, children: Sequence[Any]) -> Any:
 
 
 class Registration(NamedTuple):
-    """The functions of a type in JAX's registry of nodes."""
-
     ty: type
     flatten: Any
     unflatten: Any
 
     @classmethod
     def of(cls, ty: type) -> Registration | None:
-        """Returns `None` also if this version of JAX does not expose the functions."""
         try:
             from jax._src.tree_util import _registry
 
@@ -302,7 +289,6 @@ class Registration(NamedTuple):
 
     @property
     def is_by_dataclass(self) -> bool:
-        """Whether `jax.tree_util.register_dataclass` made the functions."""
         if getattr(self.flatten, "__module__", None) != "jax._src.tree_util":
             return False
         # The underscore is new in JAX 0.12.
@@ -345,10 +331,7 @@ class Registration(NamedTuple):
 
 
 def registration(ty: type) -> Registration:
-    """Returns the registration of a type, for nodes without a treedef.
-
-    They are namedtuples, and nodes whose number of children varies.
-    """
+    """For nodes without a treedef: namedtuples, and nodes whose number of children varies."""
     registered = Registration.of(ty)
     if registered is None:
         raise TypeError(

@@ -1,5 +1,3 @@
-"""Lists known libraries on JAX."""
-
 from __future__ import annotations
 
 _PACKAGES = """

@@ -1,7 +1,7 @@
 """Looks up names in modules of other libraries without importing them.
 
-Unless the program has imported a library, no value can have a type of it. Private names are looked
-up in one place; if a name is missing, the features that need it are off.
+No value has a type of a library that the program has not imported. Private names are looked up in
+one place; if a name is missing, the features that need it are off.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 
 def imported(name: str) -> ModuleType | None:
-    """Returns a module if the program has completely imported it."""
     module = sys.modules.get(name)
     if module is None:
         return None
@@ -28,8 +27,6 @@ def found_at(module: str, name: str) -> Any:
 
 
 def instance_of(module: str, name: str) -> Callable[[object], bool]:
-    """Returns an `isinstance` check for a class of a module that may not be imported."""
-
     def is_instance(value: object) -> bool:
         ty = getattr(imported(module), name, None)
         return ty is not None and isinstance(value, ty)
@@ -38,8 +35,6 @@ def instance_of(module: str, name: str) -> Callable[[object], bool]:
 
 
 def subclass_of(module: str, name: str) -> Callable[[type], bool]:
-    """Like `instance_of`, for `issubclass`."""
-
     def is_subclass(ty: type) -> bool:
         base = getattr(imported(module), name, None)
         return base is not None and issubclass(ty, base)
@@ -51,7 +46,6 @@ E = TypeVar("E", bound=Exception)
 
 
 def error_class(ours: type[E], module: str, name: str) -> type[E]:
-    """Returns a subclass of an error class that is also a module's error, if that is imported."""
     theirs = getattr(imported(module), name, None)
     if theirs is None:
         return ours
@@ -71,7 +65,7 @@ def _both(ours: Any, theirs: Any) -> Any:
 
 
 def is_from(function: Any, module: str) -> bool:
-    """Returns whether a function is defined in a module, regardless of its `__module__`."""
+    """Whether a function is defined in a module, regardless of its `__module__`."""
     # functools.wraps copies __module__, but not the namespace.
     scope = getattr(function, "__globals__", None)
     return module in sys.modules and scope is vars(sys.modules[module])

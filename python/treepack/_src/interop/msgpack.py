@@ -52,7 +52,6 @@ def make(code: int, data: bytes) -> Any:
 
 
 def decode_error(theirs: str, *arguments: Any) -> DecodeError:
-    """Returns an error that is also msgpack's, if the program has imported msgpack."""
     return error_class(DecodeError, "msgpack.exceptions", theirs)(*arguments)
 
 
@@ -71,7 +70,7 @@ def _tuple(data: bytes) -> tuple[Any, ...] | None:
 
 @functools.cache
 def _search() -> Any:
-    """Imports the package, once: a search without result is slow."""
+    """Done once: a search without result is slow."""
     try:
         import msgpack
     except ImportError:
@@ -80,8 +79,6 @@ def _search() -> Any:
 
 
 is_timestamp = instance_of("msgpack", "Timestamp")
-"""Returns whether a value is a time stamp of msgpack."""
-
 _is_ext_type = instance_of("msgpack", "ExtType")
 
 

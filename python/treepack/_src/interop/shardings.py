@@ -15,7 +15,6 @@ _MOST_AXES = 32  # the maximum for NumPy arrays in older versions
 
 
 def describe(sharding: Any) -> Parts | None:
-    """Returns the record of a sharding; `None` unless its mesh has several devices."""
     jax: Any = imported("jax")
     if type(sharding) is not jax.sharding.NamedSharding or sharding.mesh.size < 2:
         return None

@@ -4,5 +4,5 @@
     rules, paths and shapes of one side ──▶ plan: an assembly of each array of the other side
     assembly, box of its result ──▶ boxes of its sources, each with its place in the result
 
-Both directions are one: an inverse rule has its sides exchanged.
+An inverse rule has its sides exchanged.
 """

@@ -9,17 +9,12 @@ Group = tuple[str, ...]
 """The axes that make one dimension, outermost first; a unit dimension has none."""
 
 REST = "..."
-"""The only name in the group of all other dimensions."""
-
 _TOKEN = re.compile(r"\s*(->|\.\.\.|[()]|\w+|\S)")
 _NAME = re.compile(r"[^\W\d]\w*")
 
 
 def parse(text: str) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
-    """Parses the dimensions left and right of the arrow; without one, both are the same.
-
-    An error has the position.
-    """
+    """Without an arrow, both sides are the same. An error has the position."""
     sides: list[list[Group]] = [[]]
     names: set[str] = set()
     opened: list[str] | None = None

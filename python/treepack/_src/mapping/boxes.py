@@ -38,7 +38,6 @@ class Part(NamedTuple):
 
     @property
     def order(self) -> list[int]:
-        """The numbers of its axes, outermost first."""
         return [axis for group in self.groups for axis in group]
 
 
@@ -46,7 +45,6 @@ class Piece(NamedTuple):
     """A part that a result takes from a source.
 
     Attributes:
-      source: The number of the source.
       ranges: The indices of each axis of the source, in the order of its dimensions.
       target: A view of the result, with these axes.
     """
@@ -60,7 +58,6 @@ class Assembly(NamedTuple):
     """An array of one side, and its sources on the other side.
 
     Attributes:
-      result: Its position.
       stacked: The axes that count sources, and the number of sources along each.
       parts: The position of each kind of source, without the axes in `stacked`.
       paths: The paths of the sources: by the axes in `stacked`, then by their kind.
@@ -75,7 +72,7 @@ class Assembly(NamedTuple):
         return self.parts[source % len(self.parts)]
 
     def pieces(self, box: Sequence[range], target: np.ndarray) -> Iterator[Piece]:
-        """Yields the parts that a box takes from sources; none for padding."""
+        """Padding yields nothing."""
         dims = [[*_split(lens, part)] for lens, part in zip(self.result.lens, box, strict=True)]
         order = self.result.order
         for combination in itertools.product(*dims):
@@ -93,7 +90,6 @@ class Assembly(NamedTuple):
             yield from self._shared(within, view, [*order, *missing])
 
     def _shared(self, within: list[range], view: np.ndarray, order: list[int]) -> Iterator[Piece]:
-        """Yields the parts of a box of axes that sources have; `order` has the axes of its view."""
         counts = [count for _, count in self.stacked]
         stacked = [axis for axis, _ in self.stacked]
         for kind, part in enumerate(self.parts):
@@ -119,7 +115,6 @@ class Assembly(NamedTuple):
 
 
 def _split(lens: tuple[int, ...], part: range) -> Iterator[tuple[tuple[range, ...], slice]]:
-    """Yields the boxes of axes that a range of their dimension has, and their places in it."""
     spans = [(part.start, part.stop)] if part.step == 1 else [(at, at + 1) for at in part]
     wide = [axis for axis, size in enumerate(lens) if size > 1]
     if part.step > 1 and len(part) > 1 and len(wide) == 1:
@@ -134,7 +129,6 @@ def _split(lens: tuple[int, ...], part: range) -> Iterator[tuple[tuple[range, ..
 
 
 def shared(part: range, cover: range) -> tuple[range, slice]:
-    """Returns the indices that a source has, from its first, and their places in the range."""
     first = max(0, -(-(cover.start - part.start) // part.step))
     last = max(first, min(len(part), -(-(cover.stop - part.start) // part.step)))
     there = part[first:last]
@@ -182,7 +176,6 @@ def _uneven(part: Part, ranges: tuple[range, ...]) -> int | None:
 
 
 def merged(ranges: Sequence[range], lens: Sequence[int]) -> range | None:
-    """Returns the indices of a dimension with these indices of its axes, if they are a range."""
     start, step, count, stride = 0, 1, 1, 1
     for part, size in zip(reversed(ranges), reversed(lens), strict=True):
         if len(part) > 1:

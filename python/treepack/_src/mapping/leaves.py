@@ -1,5 +1,3 @@
-"""The shapes and dtypes of leaves by their paths, as a plan needs them."""
-
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -16,14 +14,11 @@ from treepack.errors import TreepackError
 
 
 class Leaf(NamedTuple):
-    """An array; other leaves have no dtype."""
-
     shape: Shape
     dtype: np.dtype[Any] | None
 
     @staticmethod
     def of(leaf: Any) -> Leaf:
-        """Returns the shape and dtype of an array, also of an abstract one, or of another leaf."""
         own = signature(leaf)
         # Numbers have signatures as well, and typed PRNG keys dtypes of their own.
         if own is None or not isinstance(getattr(leaf, "dtype", None), np.dtype):

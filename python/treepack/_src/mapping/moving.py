@@ -25,14 +25,14 @@ from treepack._src.tasks import run
 from treepack.errors import TreepackError
 
 WINDOW_BYTES = 32 << 20
-"""The maximum number of bytes that are read, or made contiguous, before they are moved."""
+"""The most bytes that are read, or made contiguous, before they are moved."""
 
 BLOCK_BYTES = 128 << 20
 """The approximate size of the blocks of rows in which an array is copied."""
 
 
 class Source(NamedTuple):
-    """An array with `view`, `ahead` and `read_to`, as of `LazyArray`, and factors of its blocks."""
+    """Has `view`, `ahead` and `read_to`, as of `LazyArray`, and factors of its blocks."""
 
     array: Any
     scales: Callable[[], np.ndarray | None] = lambda: None
@@ -48,7 +48,6 @@ class Made(NamedTuple):
 
     @property
     def tie(self) -> Any:
-        """Equal for arrays of the same elements."""
         rule = self.rule
         options = rule.scale, rule.add, rule.dtype, rule.block, tuple(rule.pad.items())
         return self.assembly, options, self.scales
@@ -62,7 +61,6 @@ class Made(NamedTuple):
         path: str,
         threads: int | None = None,
     ) -> None:
-        """Reads a box of the array into `target`; `source` returns a source by its number."""
         if target.size == 0:
             return
         if self.rule.pad:
@@ -86,7 +84,7 @@ class Made(NamedTuple):
     def steps(
         self, source: Callable[[int], Source], box: Sequence[range], target: np.ndarray
     ) -> Iterator[Step]:
-        """Yields the parts of sources that a box needs, each small enough to be moved at a time."""
+        """Each part is small enough to be moved at a time."""
         most, itemsize = WINDOW_BYTES, self.dtype.itemsize
         for piece in self.assembly.pieces(box, target):
             one, part = source(piece.source), self.assembly.kind(piece.source)
@@ -97,8 +95,6 @@ class Made(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A part of a source, which is moved to its place; see `windows`."""
-
     made: Made
     source: Source
     part: Part
@@ -222,7 +218,6 @@ class RowBlocks:
     def __init__(
         self, read: Callable[[list[range]], np.ndarray], shape: Sequence[int], nbytes: int
     ):
-        """`read` reads a box of an array of this shape and size."""
         self._read, self._shape = read, shape
         self._row = math.prod(shape[1:])
         rows = max(1, BLOCK_BYTES * shape[0] // nbytes)

@@ -24,7 +24,7 @@ _VALUE = ".value"
 
 
 def plain(parts: Iterable[str]) -> str:
-    """Returns a path by which both sides are compared: dots and slashes are the same."""
+    """Dots and slashes are the same when both sides are compared."""
     return ".".join(parts).replace("/", ".")
 
 
@@ -84,7 +84,6 @@ class Pattern:
         self._keys = self._plain.count(".") + 1
 
     def _compiled(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
-        """Returns the expressions of the path, and of its form with `#` in place of numbers."""
         if self._expressions is None:
             unnamed = [
                 (_DIGITS.sub("#", key), name if name is None else "") for key, name in self._keyed
@@ -135,7 +134,6 @@ class Pattern:
             )
 
     def _ends(self, name: str, above: bool) -> list[str]:
-        """Returns the parts of a plain name that may match as a whole, backward."""
         if above:
             return [".".join(name.split(".", self._keys)[: self._keys])[::-1]]
         # A variable of nnx means its value.
@@ -145,9 +143,8 @@ class Pattern:
 def _backward(pieces: list[tuple[str, str | None]]) -> re.Pattern[str]:
     """Returns the expression of a reversed path.
 
-    An index of a key takes as much as the later ones leave. From the end, each thus ends at the
-    nearest text that may precede it, and an atomic group tries no other: matching is linear, unless
-    an index occurs twice.
+    From the end, each index ends at the nearest text that may precede it, and an atomic group tries
+    no other: matching is linear, unless an index occurs twice.
     """
     names = [name for _, name in pieces if name]
     is_atomic = len({*names}) == len(names)
@@ -191,7 +188,6 @@ class Names:
         return next((self._by_plain[way] for way in ways if way in self._by_plain), [])
 
     def find(self, path: str) -> str | None:
-        """Returns the only leaf at a path, as this side has it; a variable of nnx is its value."""
         name = plain(_paths.parts(path))
         leaves = self.leaves(path, name, f"{name}{_VALUE}", name.removesuffix(_VALUE))
         return leaves[0] if len(leaves) == 1 else None

@@ -79,7 +79,6 @@ class Plan(NamedTuple):
     ruled: list[str]
 
     def check_apart(self, is_leaf: Callable[[str], bool], there: str) -> None:
-        """Raises a TreepackError if two leaves would have one path on the other side, `there`."""
         if hidden := [path for path in self.hidden if is_leaf(path)]:
             raise TreepackError(
                 f"two leaves would have one path in the {there}: a rule gives the path of "
@@ -97,10 +96,7 @@ class Planner:
         here: Mapping[str, Leaf],
         there: Mapping[str, Leaf] | None,
     ):
-        """Takes the leaves of the side that is read, `here`, and of a template, or `None`.
-
-        `sizes` are from keywords.
-        """
+        """`there` are the leaves of a template, or `None`; `sizes` are from keywords."""
         self._rules, self._sizes, self._here, self._there = rules, sizes, here, there
         self._names = Names(here)
         self._wanted = None if there is None else Names(there)
@@ -192,10 +188,7 @@ class Planner:
         return is_used
 
     def _rename(self) -> None:
-        """Gives each leaf of the tree the name by the rule whose path in the tree is the longest.
-
-        So a rule of a leaf takes precedence over one of the container around it.
-        """
+        """The rule with the longest path in the tree counts: a leaf's precedes its container's."""
         paths = [old if rule.there.is_file else new for rule, new, old in self._renames]
         owners = self._owners(paths)
         for (rule, new, old), path in zip(self._renames, paths, strict=True):
@@ -232,7 +225,7 @@ class Planner:
         return self._counts[path.rpartition("/")[0]] == 1
 
     def _add(self, rule: Rule, new: str, made: Made | str) -> None:
-        """Adds a leaf of the other side; of the tree, two rules for one leaf are a mistake."""
+        """Two rules for one leaf of the tree are a mistake."""
         plan = self._plan
         if isinstance(made, str):
             self._taken.add(made)
@@ -436,7 +429,6 @@ def _check_scaled(rule: Rule, dtype: np.dtype[Any]) -> None:
 
 
 def _count_above(parts: Sequence[str], end: int) -> int | None:
-    """Returns how many parts the first `end` characters of a path are, if they end with one."""
     if end == 0:
         return 0
     length = -1
@@ -450,7 +442,6 @@ def _count_above(parts: Sequence[str], end: int) -> int | None:
 def _numbers(
     values: Mapping[str, str], stacked: Sequence[str], pattern: Pattern
 ) -> tuple[int, ...] | None:
-    """Returns the numbers of indices; `None` if one is none, or outside of its range."""
     numbers = []
     for name in stacked:
         text = values[name]
@@ -492,7 +483,6 @@ def _translated(
 def _domain(
     rule: Rule, name: str, at: int, group: Sequence[Mapping[tuple[int, ...], str]]
 ) -> Sequence[int]:
-    """Returns the numbers of a stacked index: its range, or 0, 1 and so on."""
     most = max(numbers[at] for members in group for numbers in members)
     numbers = rule.here.patterns[0].ranges.get(name, range(FAR))
     if numbers.stop >= FAR:
@@ -512,7 +502,6 @@ def _domain(
 
 
 def _range_of(pattern: Pattern, name: str, size: int) -> range:
-    """Returns the numbers of an index that counts the arrays into which another is split."""
     numbers = pattern.ranges.get(name, range(size))
     if numbers.stop >= FAR:
         numbers = range(numbers.start, numbers.start + size * numbers.step, numbers.step)

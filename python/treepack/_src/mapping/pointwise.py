@@ -1,5 +1,3 @@
-"""Converts numbers between dtypes, scaled and shifted."""
-
 from __future__ import annotations
 
 import functools

@@ -1,5 +1,3 @@
-"""Rules of a mapping: checked and parsed."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -17,8 +15,6 @@ from treepack._src.mapping.patterns import FAR, Names, Pattern
 
 
 class Side(NamedTuple):
-    """The arrays on one side of a rule; several patterns are joined or split along an axis."""
-
     patterns: tuple[Pattern, ...]
     groups: tuple[Group, ...]
     is_file: bool
@@ -64,7 +60,6 @@ class Rule:
 
     @property
     def is_open(self) -> bool:
-        """Whether the number of stacked arrays follows from the leaves."""
         names = {*self.here.indices} - {*self.there.indices}
         pattern = self.here.patterns[0]
         return any(pattern.ranges.get(name, range(FAR)).stop >= FAR for name in names)

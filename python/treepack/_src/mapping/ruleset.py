@@ -1,5 +1,3 @@
-"""A set of rules: parsed once, applied to the leaves of either side."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
@@ -61,7 +59,7 @@ class RuleSet(Hinting):
         return inverse
 
     def plan(self, here: Dict[str, Leaf], there: Dict[str, Leaf] | None) -> Plan:
-        """Applies the rules; raises if none of them has a match, and no leaf lacks for that."""
+        """Raises if no rule has a match, and no leaf lacks for that."""
         rules = self._rules
         if self._function is not None:
             rules = self._called(here if self._is_inverse else there)

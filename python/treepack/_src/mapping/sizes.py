@@ -1,5 +1,3 @@
-"""Solves the sizes of axes, from the shapes of both sides and from keywords."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -18,8 +16,6 @@ class SizesError(ValueError):
 
 
 class UnknownSizeError(SizesError):
-    """The size of an axis is unknown; `keyword` is an example of the keyword that passes it."""
-
     def __init__(self, axis: str, keyword: str, remedy: str):
         super().__init__(f"the size of {axis} is unknown: pass {remedy}")
         self.keyword = keyword
@@ -49,8 +45,6 @@ def expanded(rule: Rule, shape: Shape) -> Rule:
 
 
 class _Equation(NamedTuple):
-    """A dimension of an array: the product of its axes, and its size."""
-
     axes: tuple[str, ...]
     size: int
     group: Group
@@ -58,7 +52,6 @@ class _Equation(NamedTuple):
 
 
 def axis_of(rule: Rule, side: Side, name: str, number: int) -> str | int:
-    """Returns the name under which `solve` knows an axis of an array, or its size if fixed."""
     if name in rule.pad and not side.is_file:
         return rule.pad[name]
     return part_of(name, number) if name == rule.along and len(side.patterns) > 1 else name
@@ -69,8 +62,6 @@ def part_of(axis: str, number: int) -> str:
 
 
 class Given(NamedTuple):
-    """Shapes and sizes that determine the sizes of axes; `counts` are of the indices here."""
-
     here: Sequence[Shape]
     there: Sequence[Shape | None]
     counts: Mapping[str, int]
@@ -78,7 +69,6 @@ class Given(NamedTuple):
 
 
 def solve(rule: Rule, given: Given) -> dict[str, int]:
-    """Returns the sizes of all axes of a rule without `...`; a SizesError if some is unknown."""
     here, there, counts, sizes = given
     known = {**counts}
     wanted = {name for name in (*rule.here.axes, *rule.there.axes) if name not in rule.pad}
@@ -190,7 +180,6 @@ def _equations(rule: Rule, side: Side, shapes: Sequence[Shape | None]) -> list[_
 def _settle(
     equations: Sequence[_Equation], parts: list[str], along: str | None, known: dict[str, int]
 ) -> None:
-    """Solves equations of one unknown size, as long as there are some."""
     before = -1
     while before < len(known):
         before = len(known)

@@ -1,1 +1,0 @@
-"""Lets the processes of a job agree on saves, loads and their end."""

@@ -6,8 +6,8 @@
     process 0        commits ──▶ end, or an error ──▶ all
 
 Processes that load agree in the same way before each batch of arrays is sent over the devices
-(`placing/replicas.py`). Messages use the key-value store of `jax.distributed`, which works
-without devices, so in the background.
+(`placing/replicas.py`). Messages use the key-value store of `jax.distributed`, which works without
+devices, so in the background.
 """
 
 from __future__ import annotations
@@ -53,7 +53,6 @@ if hasattr(os, "register_at_fork"):
 
 
 def check_not_forked(call: str) -> None:
-    """Raises if this process is a fork, before JAX would wait for other processes."""
     if _inherited is not None and _jax.client() is _inherited:
         raise TreepackError(
             f"a forked process cannot {call} together with other processes: start it with "
@@ -171,7 +170,7 @@ class Group:
     """The processes that write or read a checkpoint together.
 
     Process 0, or the first member, receives from the first process of each group, which receives
-    from the rest of its group: with n processes, each receives from at most about `2 * sqrt(n)`.
+    from the rest of its group: of n processes, each receives from at most about `2 * sqrt(n)`.
 
     Attributes:
       index: The index of this process among the members.
@@ -225,7 +224,7 @@ class Group:
         return Group(self._timeout, step=self.step, folder=f"{self._folder}/more", call=self._call)
 
     def announce(self, text: str) -> None:
-        """Sends the name and identity of the save (`""`: no save) to all others; for process 0."""
+        """For process 0: sends the name and identity of the save (`""`: no save) to all others."""
         self._tell("name", json.dumps([self.step, text]))
 
     def announced(self) -> str:
@@ -323,14 +322,13 @@ class Group:
         return messages
 
     def _hear_about(self, index: int, until: float) -> tuple[Messages, bool]:
-        """Waits for the message of a process; returns also whether it covers its whole group."""
         try:
             return _decoded(self._hear(f"done/{index}", index, until - time.monotonic()))
         except TimedOutError as error:
             return {index: Message(error=error.text)}, False
 
     def end(self, error: BaseException | None = None) -> None:
-        """Sends all others success or an error; for process 0. Only the first call counts."""
+        """For process 0: sends all others success or an error. Only the first call counts."""
         if self._has_ended:
             return
         self._has_ended = True
@@ -417,6 +415,5 @@ def _decoded(text: str) -> tuple[Messages, bool]:
 
 
 def text_of(error: BaseException) -> str:
-    """Returns the text of an error with its type, or with the public type that it extends."""
     public = (of for of in type(error).__mro__ if not of.__module__.startswith("treepack._src"))
     return f"{next(public).__name__}: {error}"

@@ -34,7 +34,6 @@ class Meeting:
     """
 
     def __init__(self, call: str, timeout: float, is_damage: IsError = lambda _: False):
-        """`is_damage` returns whether another task may succeed after an error."""
         self._call, self._timeout, self._is_damage = call, timeout, is_damage
         self._place, self._rounds = "", itertools.count()
         self.preemption: Preemption | None = None
@@ -62,7 +61,6 @@ class Meeting:
         return self._group(folder, old)
 
     def share(self, name: str, value: Callable[[], T]) -> T:
-        """Returns the value that process 0 computes, in all processes that use this name."""
         group = self._group(self._folder(name))
         if group.index:
             return json.loads(group.announced())  # type: ignore[no-any-return]
@@ -75,7 +73,6 @@ class Meeting:
         self._group(folder).forget(folder)
 
     def attempt(self, task: Any, work: Callable[[], T]) -> T:
-        """Does a task in all processes, or raises an OthersError or CorruptionError."""
         group = self._round()
         group.announce(json.dumps({"task": task}))
         mine = _outcome(work)
@@ -91,7 +88,6 @@ class Meeting:
         return mine
 
     def lead(self, search: Callable[[], T], text: Callable[[T], Any]) -> T:
-        """Returns the result of a search by attempts; sends its text or error to all others."""
         try:
             result = search()
         except BaseException as error:
@@ -101,7 +97,6 @@ class Meeting:
         return result
 
     def follow(self, work: Callable[[Any], T]) -> tuple[T | None, Any]:
-        """Does the tasks of process 0; returns the last result, and the text that `lead` sends."""
         mine: T | Exception | None = None
         while True:
             group = self._round()

@@ -16,8 +16,6 @@ from treepack.errors import TreepackError
 
 
 class Preemption:
-    """Notices the signal until `end`; then `number` is its number."""
-
     def __init__(self) -> None:
         """Must be called in the main thread; several processes need jax's preemption service."""
         self.number: int | None = None
@@ -42,7 +40,6 @@ class Preemption:
             self.number = signal.SIGTERM
 
     def end(self) -> None:
-        """Restores the previous handler."""
         if self._is_alone:
             # A handler that was not installed by Python cannot be restored.
             signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)

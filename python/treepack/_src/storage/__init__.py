@@ -1,1 +1,0 @@
-"""Reads and writes bytes in files, at URLs and in file objects."""

@@ -1,5 +1,3 @@
-"""Names files and directories, local or at URLs, and lists, writes and removes them."""
-
 from __future__ import annotations
 
 import contextlib
@@ -44,8 +42,8 @@ Location = str | os.PathLike[str] | RemotePath
 class Address(str):
     """A local path, or a URL with the options of its store.
 
-    It is made once, where a caller passes a path, and normal from there on: a `file://` URL is the
-    path, a leading `~` the home folder, and a `UPath` the URL with its file system.
+    Made once, where a caller passes a path, and normal from there on: a `file://` URL is the path,
+    a leading `~` the home folder, and a `UPath` the URL with its file system.
     """
 
     url: Url | None = None
@@ -80,10 +78,7 @@ class Address(str):
 
     @staticmethod
     def or_data(source: Any, storage_options: Mapping[str, Any] | None = None) -> Any:
-        """Returns the address of a path or URL; data and file objects unchanged.
-
-        Raises a ValueError for NUL, or for options without a URL.
-        """
+        """Returns data and file objects unchanged; NUL, or options without a URL, a ValueError."""
         if storage_options is not None and not isinstance(storage_options, Mapping):
             # Shows only the type: the value may be a secret.
             kind = type(storage_options).__name__
@@ -118,7 +113,6 @@ class Address(str):
 
     @classmethod
     def directory(cls, given: Any, storage_options: Mapping[str, Any] | None = None) -> Address:
-        """Like `or_data`, but raises a TypeError for data and file objects."""
         directory = cls.or_data(given, storage_options)
         if not isinstance(directory, Address):
             kind = type(directory).__name__
@@ -141,12 +135,12 @@ class Address(str):
 
     @property
     def shown(self) -> str:
-        """The text for messages: a URL without its login and the values of its query."""
+        """For messages: a URL without its login and the values of its query."""
         return str(self) if self.url is None else self.url.shown
 
     @property
     def plain(self) -> str:
-        """The path as text, or the URL with its options; for results of public functions."""
+        """For results of public functions: the path, or the URL with its options."""
         return str(self) if self.url is None else self
 
     def __truediv__(self, name: str) -> Address:
@@ -208,7 +202,7 @@ class Address(str):
     def compression(self, compress: Compress | None = None) -> Compress:
         """Returns the compression of a file of msgpack: as chosen, or as its name says.
 
-        Raises a ValueError for the suffix of another format or compression.
+        The suffix of another format or compression is a ValueError.
         """
         is_gzip = self.endswith(".gz")
         if compress == "numbers" and is_gzip:
@@ -248,7 +242,6 @@ class Address(str):
         return 1 if self.url is None else remote_store(self.url)[0].at_once
 
     def entries(self, *, hidden: bool = False) -> list[Entry]:
-        """Returns the entries of the directory; none if it is missing."""
         store, path = self.store()
         with _of_directory():
             all_entries = store.entries(path)
@@ -260,7 +253,7 @@ class Address(str):
         return entries and [entry for entry in entries if not is_hidden(entry.name)]
 
     def names(self) -> list[str]:
-        """Returns the sorted names in the directory; empty if it cannot be listed."""
+        """Returns sorted names; none if the directory cannot be listed."""
         # File systems may raise any type; it is only for an error message.
         with contextlib.suppress(Exception):
             return sorted(entry.name for entry in self.entries())
@@ -275,7 +268,7 @@ class Address(str):
         return store.is_directory(path)
 
     def is_special(self) -> bool:
-        """Returns whether it is a local pipe, which blocks its reader, a device or the like."""
+        """Whether it is a local pipe, which blocks its reader, a device or the like."""
         if self.url is not None:
             return False
         try:
@@ -290,7 +283,6 @@ class Address(str):
         return _remote.remote(self.url)[0].nbytes
 
     def is_object(self) -> bool:
-        """Returns whether a store with conditions has a file of this name, in one request."""
         if self.url is not None:
             store, path = remote_store(self.url)
             if path and store.has_conditions:  # file systems raise their own errors
@@ -301,7 +293,6 @@ class Address(str):
     # Removing and linking
 
     def remove(self) -> None:
-        """Removes the file, or the directory with its content, if it exists."""
         store, path = self.store()
         store.remove(path)
 
@@ -347,7 +338,6 @@ class Address(str):
         return files
 
     def versioned(self) -> tuple[bytes | None, Any]:
-        """Reads a small file (`None` if it is missing) and its version for `write_bytes`."""
         store, path = self.store()
         try:
             with _of_directory():

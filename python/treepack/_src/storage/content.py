@@ -1,5 +1,3 @@
-"""Reads files, URLs, file objects and buffers, whole or in parts, and decompresses them."""
-
 from __future__ import annotations
 
 import errno
@@ -163,7 +161,7 @@ def _joined(
 ) -> tuple[core.Content, str | None]:
     """Joins a patch with its base; returns any damage, and sets `unchanged` of the options.
 
-    With `salvage`, some arrays of the encoding may not match their checksums.
+    With `salvage`, some arrays may not match their checksums.
     """
     base, file, unusable = opening.base, None, None
     if base is None:
@@ -312,7 +310,6 @@ class Opened(NamedTuple):
 
     @classmethod
     def record_of_patch(cls, source: Openable, max_size: int | None) -> bytes | None:
-        """Reads the record in a patch without its base; `None` for other or damaged data."""
         try:
             content = cls.raw(source).content
             if core.is_compressed(content):
@@ -369,7 +366,6 @@ class Opened(NamedTuple):
         return is_map or core.is_patch(head)
 
     def check_gzip(self) -> None:
-        """Raises an error if a raw gzip stream ends early or is damaged; discards its content."""
         try:
             with gzip.open(self.file()) as file:
                 while file.read(_SMALL_BYTES):
@@ -473,7 +469,7 @@ def _of_file_object(file: Any) -> tuple[core.Content, Blocks]:
 
 
 def is_device(mode: int) -> bool:
-    """Returns whether a file of this mode is a device, which may have no end."""
+    """Devices may have no end."""
     return stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
 
 
@@ -485,7 +481,6 @@ def _local_content(
     regular: bool = False,
     whole: bool = False,
 ) -> core.Content:
-    """Maps or reads a local file that is not a device: in parts, or with `whole` into memory."""
     try:
         status = os.stat(str(path))  # noqa: PTH116  # a `Path` takes a tenth of a small load
     except FileNotFoundError:

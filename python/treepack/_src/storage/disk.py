@@ -1,5 +1,3 @@
-"""Implements the store of local files."""
-
 from __future__ import annotations
 
 import errno

@@ -86,7 +86,6 @@ class Blocks(Locked):
         at_once: int = 1,
         end: Buffer = b"",
     ):
-        """`fetch` takes the start and stop of a range; `end` is the known end of the file."""
         super().__init__()
         self.near: int = near
         self.at_once: int = at_once
@@ -261,7 +260,6 @@ class _Flight:
     """
 
     def __init__(self, fetches: list[Fetch], most: int):
-        """`fetches` are in reading order; at most `most` are in flight or unread."""
         self._fetches = fetches
         self._most = most
         self._behind = core.thread_count(None) + 2  # the maximum number of concurrent readers

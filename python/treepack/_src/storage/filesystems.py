@@ -104,7 +104,6 @@ def _layers(fs: Any) -> Iterator[Any]:
 
 
 def _near(path: str, held: Any) -> str | None:
-    """Returns a similar name in the same folder of a system that holds its files in a dict."""
     if not isinstance(held, dict) or len(held) > _MOST_NAMES:
         return None
     folder = os.path.dirname(path)  # noqa: PTH120

@@ -1,5 +1,3 @@
-"""Recognises files and directories of other programs."""
-
 from __future__ import annotations
 
 import functools
@@ -80,7 +78,6 @@ def _steps(names: list[str]) -> dict[int, str]:
 
 
 def without_manifest(path: Address, manifest: str) -> tuple[str, list[str], bool]:
-    """Describes a directory without a manifest, its names, and whether a checkpoint is in it."""
     look: Any = functools.cache(Address.names)  # each directory is listed once
     inside = _contained(path, manifest, look)
     return _directory_text(path, inside, manifest, look), look(path), inside is not None

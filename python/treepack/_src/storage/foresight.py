@@ -1,8 +1,7 @@
 """Predicts the next small reads of a file from previous ones.
 
-Without an index, a scan reads the header of one leaf after another. The layers of a model are
-alike, and so are the distances between headers. A prediction only decides which bytes are
-prefetched.
+Without an index, a scan reads the header of one leaf after another. Layers are alike, and so are
+the distances between headers. A prediction only decides which bytes are prefetched.
 """
 
 from __future__ import annotations
@@ -27,13 +26,11 @@ _MOST_PLACES = 4096
 
 class Foresight:
     def __init__(self, near: int):
-        """Reads at most `near` bytes apart are at the same place."""
         self._near = near
         self._starts: list[int] = []
         self._stops: list[int] = []
 
     def gap(self, start: int) -> int | None:
-        """Returns the distance of a read from the last place: 0 inside, `None` before it."""
         if not self._starts or start < self._starts[-1]:
             return None
         return max(0, start - self._stops[-1])
@@ -51,7 +48,6 @@ class Foresight:
                 del self._starts[: _MOST_PLACES // 2], self._stops[: _MOST_PLACES // 2]
 
     def ahead(self, count: int) -> list[tuple[int, int]]:
-        """Returns ranges around the predicted places, in order."""
         starts, stops = self._starts, self._stops
         ways = [after - before for before, after in itertools.pairwise(starts)]
         if not ways:
@@ -69,7 +65,6 @@ class Foresight:
 
 
 def _repeats_from(ways: list[int]) -> int:
-    """Returns the index after the longest run that equals the last distances."""
     last = len(ways) - 1
     index, longest = last, 0
     for at in range(last - 1, -1, -1):

@@ -1,5 +1,3 @@
-"""Removes the secrets of URLs from errors of stores and their causes."""
-
 from __future__ import annotations
 
 import contextlib
@@ -11,7 +9,6 @@ from treepack._src.storage.urls import without_secrets
 
 @contextlib.contextmanager
 def hiding(url: str) -> Iterator[None]:
-    """Removes the parts of a URL that `shown` hides from errors and their causes."""
     try:
         yield
     except Exception as error:
@@ -24,7 +21,6 @@ def hiding(url: str) -> Iterator[None]:
 def _cleaned(
     error: BaseException, hide: Callable[[str], str], memo: dict[int, BaseException]
 ) -> BaseException:
-    """Returns an error without secrets: the same object, or a substitute of a builtin class."""
     if id(error) in memo:
         return memo[id(error)]
     memo[id(error)] = error

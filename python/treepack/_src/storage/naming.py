@@ -1,5 +1,3 @@
-"""Adds the name of the file to errors in reading it."""
-
 from __future__ import annotations
 
 import contextlib
@@ -113,7 +111,6 @@ class naming:  # noqa: N801  # a context manager is written like a function
 
     @property
     def filename(self) -> str | None:
-        """The path, URL (see `shown`) or name of a file object; `None` for data in memory."""
         source = self._source
         if isinstance(source, (str, os.PathLike)):
             return shown(source)

@@ -216,7 +216,7 @@ class ObjectStore(RemoteStore):
         return self._again(read)
 
     def _again(self, ask: Callable[[], T]) -> T:
-        """Makes a request, and repeats it if the response breaks off: obstore does not always."""
+        """Repeats a request if the response breaks off: obstore does not always."""
         for _ in range(_ATTEMPTS):
             try:
                 return ask()
@@ -308,7 +308,7 @@ class ObjectStore(RemoteStore):
         return bool(self._unless_hidden(path, ask))
 
     def _unless_hidden(self, path: str, ask: Callable[[], T]) -> T | None:
-        """Makes a listing; `None` if the bucket does not exist, or may not be listed."""
+        """Returns `None` if the bucket does not exist, or may not be listed."""
         if self._is_web:  # most web servers do not list, and respond with an error
             return None
         with self._translated(path):
@@ -325,7 +325,7 @@ class ObjectStore(RemoteStore):
         self.delete([path, *(entry["path"] for part in listed for entry in part)])
 
     def _has_no_such_range(self, error: Exception) -> bool:
-        """Returns whether an object is empty, or a store does not support a kind of range."""
+        """Whether an object is empty, or a store does not support a kind of range."""
         if isinstance(error, self._obstore.exceptions.NotSupportedError):
             return True
         return any(text in str(error) for text in _NO_RANGE)
@@ -423,7 +423,6 @@ _turns = Locked()
 
 
 def _store_at(url: Url, scheme: str, host: str) -> ObjectStore:
-    """Returns the store of a URL; cached by bucket and options."""
     environment = sorted(
         variable for variable in os.environ.items() if variable[0].startswith(_READ)
     )

@@ -3,7 +3,7 @@
     reading    the end of a file, then few large ranges    Blocks ──▶ _core.Content
     writing    the output is piped, in parts               layout ──pipe──▶ store
 
-`fetch.py` fetches ranges that will be read, many at a time.
+`fetch.py` fetches ranges that will be read.
 """
 
 from __future__ import annotations
@@ -102,7 +102,6 @@ def read_small(url: Url) -> bytes:
 
 
 def write(url: Url, save: Callable[[core.Pipe], int], nbytes: int) -> None:
-    """Calls `save` with a pipe, and uploads the at most `nbytes` bytes that it writes."""
     store, path = file_at(url)
     reader, writer = core.Pipe.pair()
 

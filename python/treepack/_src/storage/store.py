@@ -1,5 +1,3 @@
-"""Defines the interface of the stores in `disk.py`, `objects.py` and `filesystems.py`."""
-
 from __future__ import annotations
 
 import abc
@@ -75,8 +73,8 @@ class Store(abc.ABC):
     def link(self, source: str, target: str, *, durable: bool) -> None:
         """Gives a file a second name in an existing directory, or copies it inside the store.
 
-        `durable` waits until the content is on the local disk. Raises an OSError if the store
-        cannot link this file, a NotImplementedError if it cannot link any.
+        `durable` waits for the local disk. Raises an OSError if the store cannot link this file, a
+        NotImplementedError if it cannot link any.
         """
 
     @abc.abstractmethod
@@ -106,8 +104,6 @@ _READ_BYTES = 16 << 20
 
 
 class _Sent:
-    """The parts of a file that is sent; `nbytes` and `crc` of those so far."""
-
     def __init__(self, parts: Iterator[bytes]):
         self._parts = parts
         self.nbytes = self.crc = 0

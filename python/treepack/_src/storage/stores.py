@@ -1,5 +1,3 @@
-"""Finds the store of a URL."""
-
 from __future__ import annotations
 
 import errno
@@ -15,7 +13,6 @@ def remote_store(url: Url) -> tuple[RemoteStore, str]:
 
 
 def file_at(url: Url) -> tuple[RemoteStore, str]:
-    """Like `remote_store`, but a URL of a directory or bucket is an IsADirectoryError."""
     store, path = remote_store(url)
     # The end of a chain or query does not show whether it is a directory.
     ends = url.text.endswith("/") and "::" not in url.text and "?" not in url.text

@@ -1,5 +1,3 @@
-"""Parses URLs, and hides their secrets."""
-
 from __future__ import annotations
 
 import os
@@ -56,7 +54,6 @@ def local(text: str) -> str | None:
 
 
 def shown(path: str | os.PathLike[str]) -> str:
-    """Returns a path or URL for messages, without its login and the values of its query."""
     text = str(os.fsdecode(path))  # not an `Address`
     if not _URL.match(text) or _FILE.match(text):
         return text

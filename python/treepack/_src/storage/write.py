@@ -1,5 +1,3 @@
-"""Writes temporary files that replace others."""
-
 from __future__ import annotations
 
 import contextlib
@@ -39,7 +37,6 @@ def pieces(content: core.Content, start: int = 0) -> Iterator[bytes]:
 def temporary(
     path: str | os.PathLike[str], given: Any, *, private: bool
 ) -> Iterator[tuple[core.Replacement, IO[bytes]]]:
-    """Yields a temporary file, and how it gets its name; errors in writing name `given`."""
     replacement = core.Replacement(path, private=private)
     try:
         file = io.BufferedRandom(_Named(replacement, given))
@@ -53,8 +50,6 @@ def temporary(
 
 
 class _Named(io.FileIO):
-    """A temporary file whose errors in writing name the final path."""
-
     def __init__(self, replacement: core.Replacement, given: Any):
         descriptor = replacement.descriptor()
         if sys.platform == "win32":

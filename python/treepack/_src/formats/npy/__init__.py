@@ -23,7 +23,7 @@ _MAGIC = np.lib.format.MAGIC_PREFIX
 
 
 class NpyReader(Unchecked):
-    """A file of one array, which is read where it lies if NumPy stored it in C order."""
+    """The array is read where it lies if NumPy stored it in C order."""
 
     format = "npy of NumPy"
     has_types = False
@@ -56,8 +56,6 @@ def _tree_in(opened: Opened) -> Any:
 
 
 class _Reordered(Held):
-    """An array in another order of elements or bytes than in memory."""
-
     def __init__(self, header: _arrays.Header, content: core.Content):
         super().__init__(header.shape, header.dtype.newbyteorder("="))
         self._header, self._content = header, content

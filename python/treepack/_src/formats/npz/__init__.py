@@ -1,5 +1,3 @@
-"""Archives of `numpy.savez`."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -21,8 +19,6 @@ _MAX_NAME = (1 << 16) - 1 - len(".npy")
 
 
 class Npz(Format):
-    """Archives of named arrays, each with a CRC."""
-
     name = "npz"
     library = "NumPy"
     title = "an npz archive of NumPy"

@@ -1,5 +1,3 @@
-"""Reads archives of `numpy.savez`, one array at a time."""
-
 from __future__ import annotations
 
 import functools
@@ -85,7 +83,7 @@ def is_archive(content: core.Content) -> bool:
 def read_npz(content: core.Content, max_size: int | None = None) -> dict[str, Any]:
     """Reads the headers of an archive; arrays are read, and compared with their CRC, when used.
 
-    Arrays of strings are read now as lists. Other members that no array of a tree can hold, such as
+    Arrays of strings become lists now. Other members that no array of a tree can hold, such as
     structures, are the bytes of their file. Damaged and unsupported members, such as pickled
     objects, raise an error when they are used.
     """
@@ -129,10 +127,7 @@ def read_npz(content: core.Content, max_size: int | None = None) -> dict[str, An
 
 
 def _check_count(content: core.Content, archive: zipfile.ZipFile) -> None:
-    """Compares the number of members with the one at the end, as zipfile does not.
-
-    A damaged length of one entry hides others.
-    """
+    """Unlike zipfile, notices that a damaged length of one entry hides others."""
     start = content.nbytes - _END_BYTES - len(archive.comment)
     end = content.read_range(max(start, 0), max(start, 0) + _END_BYTES)
     (count,) = struct.unpack_from("<H", end, 10)
@@ -158,7 +153,6 @@ class _TooLargeError(TreepackError):
 def _member(
     content: core.Content, archive: zipfile.ZipFile, member: zipfile.ZipInfo, strings: Strings
 ) -> Any:
-    """Returns an array, a list of strings, or bytes; an unreadable one raises when it is used."""
     try:
         _check_header(content, member)
         try:
@@ -227,8 +221,6 @@ def _array(
 
 
 class Stored(Computed):
-    """An array that lies in an archive uncompressed; `check` compares it with its CRC."""
-
     def __init__(
         self,
         shape: tuple[int, ...],
@@ -250,8 +242,6 @@ class Stored(Computed):
 
 
 class Packed(Held):
-    """An array that is compressed, or lies in another order; `check` compares it with its CRC."""
-
     def __init__(self, header: Header, read: Callable[..., bytes]):
         super().__init__(header.shape, header.dtype.newbyteorder("="))
         self.check, self._header = read, header
@@ -270,7 +260,6 @@ class Refused(Packed):
 def _read(
     archive: zipfile.ZipFile, member: zipfile.ZipInfo, start: int = 0, nbytes: int = 0
 ) -> bytes:
-    """Reads a member to its end, where zipfile compares the CRC; returns a range of it."""
     try:
         return _range(archive, member, start, nbytes)
     except Exception as error:  # of zipfile and zlib

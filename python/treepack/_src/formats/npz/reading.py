@@ -23,7 +23,6 @@ from treepack.errors import SALVAGE_ADVICE, CorruptionError, DecodeError
 
 
 def _read(opened: Opened, max_size: int | None, *, salvage: bool) -> tuple[dict[str, Any], Opened]:
-    """Reads the headers of an archive; with `salvage`, also of a damaged one, with its damage."""
     try:
         arrays = read_npz(opened.content, max_size)
         if not (salvage and arrays and _are_refused(arrays)):
@@ -73,7 +72,7 @@ class NpzReader(Reader):
         self._arrays = {}
 
     def unverified(self) -> list[int]:
-        """Returns no leaves: each member has its CRC."""
+        """None: each member has its CRC."""
         return []
 
     def unknown(self, value: int) -> list[int]:

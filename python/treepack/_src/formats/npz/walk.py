@@ -45,17 +45,12 @@ class Member(NamedTuple):
 
 
 class Walked(NamedTuple):
-    """An archive with a new directory; `end` is where members end, in words."""
-
     content: core.Content
     end: str
 
 
 def walked(content: core.Content) -> Walked | None:
-    """Returns an archive with a directory of its members; `None` without any.
-
-    The last member may be cut: its size is then larger than its bytes.
-    """
+    """The last member may be cut: its size is then larger than its bytes."""
     members: list[Member] = []
     offset, nbytes, reason = 0, content.nbytes, ""
     while offset < nbytes:
@@ -91,7 +86,6 @@ def _read(content: core.Content, start: int, count: int) -> bytes:
 
 
 def _member(content: core.Content, offset: int) -> tuple[Member | None, int | None]:
-    """Reads the header of a member; `None` if it is cut; and its end, or `None`."""
     header = _read(content, offset, _MEMBER_BYTES)
     if len(header) < _MEMBER_BYTES:
         return None, None
@@ -130,11 +124,7 @@ def _long_sizes(extra: bytes) -> tuple[int, int] | None:
 def _descriptor(
     content: core.Content, start: int, *, is_long: bool
 ) -> tuple[int, int, int, int] | None:
-    """Finds the descriptor of the member whose bytes begin at `start`.
-
-    Its signature may occur in them, too, but before it there are as many bytes as it says. Returns
-    the CRC, the packed size, the size, and the end of the descriptor.
-    """
+    """Its signature may also occur in the bytes of the member; the size in it must be right."""
     form = struct.Struct("<4xL2Q" if is_long else "<4x3L")
     at = start
     while part := _read(content, at, _PART_BYTES + form.size - 1):
@@ -149,7 +139,6 @@ def _descriptor(
 
 
 def _directory(members: list[Member], start: int) -> bytes:
-    """Returns the directory of members, all with sizes of 8 bytes, and the end of an archive."""
     entries = []
     for name, flags, method, time, date, crc, packed, size, offset in members:
         fields = _ENTRY, _VERSION, _VERSION, flags, method, time, date, crc, _ELSEWHERE, _ELSEWHERE

@@ -1,5 +1,3 @@
-"""Directories of Orbax: items, and the steps of its managers."""
-
 from __future__ import annotations
 
 import functools

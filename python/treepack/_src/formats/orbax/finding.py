@@ -1,5 +1,3 @@
-"""Finds the checkpoints of Orbax in directories."""
-
 from __future__ import annotations
 
 import os
@@ -34,7 +32,7 @@ _MOST_LISTED = 100
 
 
 def items_in(path: Address, look: Look = Address.names) -> list[str] | None:
-    """Returns the items of Orbax in a directory: `.` if it is one; `None` if it is not Orbax's.
+    """Returns the items in a directory: `.` if it is one; `None` if it is not Orbax's.
 
     Both APIs of Orbax store a tree in a directory: the checkpoint itself, or a subdirectory.
     """
@@ -86,7 +84,6 @@ def _refused(path: Address, items: list[str]) -> str:
 
 
 def step_item(path: Address, names: Sequence[str]) -> Address | None:
-    """Returns the item of `treepack.orbax` in a step of Orbax's manager, if it is the only one."""
     if STEP.isdisjoint(names):
         return None
     paths = [path / name for name in names]

@@ -54,7 +54,7 @@ _CACHE_BYTES = 100_000_000
 
 
 class Leaf(NamedTuple):
-    """A leaf of an item; its value is in the file `checkpoint` if it `is_aggregated`."""
+    """A leaf; its value is in the file `checkpoint` if it `is_aggregated`."""
 
     parts: tuple[str, ...]
     are_indices: tuple[bool, ...]
@@ -116,7 +116,6 @@ def read_item(path: Address) -> Item:
 
 
 def _metadata_of_step(path: Address, names: Sequence[str]) -> Any:
-    """Returns the metadata that Orbax's checkpointers and managers write beside their items."""
     step = path if ABOUT in names else path.beside("")
     if not (step / ABOUT).exists():
         return None
@@ -138,12 +137,11 @@ def _leaf(entry: Any) -> Leaf:
 
 
 def strings_of(item: Item) -> Any:
-    """Returns the strings of an item by their names, nested where names have slashes."""
     return _json(item.path, _STRINGS)
 
 
 def string_at(strings: Any, leaf: Leaf) -> str:
-    """Returns a string by its name, which Orbax used as a JSON pointer (RFC 6901)."""
+    """Orbax used the name as a JSON pointer (RFC 6901)."""
     try:
         for part in leaf.name.split("/"):
             strings = strings[part.replace("~1", "/").replace("~0", "~")]

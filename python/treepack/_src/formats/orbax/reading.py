@@ -2,7 +2,7 @@
 
     _METADATA ──▶ tree of arrays in TensorStore ──▶ layout ──▶ content ──▶ catalog, as of any file
 
-TensorStore reads the boxes of arrays. Orbax itself is not needed.
+TensorStore reads the boxes of arrays; Orbax itself is not needed.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class OrbaxReader(Unchecked):
     def read(
         self, place: Place, reading: Reading, marks: core.Marks | None, stays: StayLazy | None
     ) -> Any:
-        """Like `Reader.read`; TensorStore reads arrays that do not stay lazy at the same time."""
+        """TensorStore reads arrays at the same time, unless they stay lazy."""
         started: dict[int, Any] = {}
 
         def begin(value: int, parts: list[str]) -> None:
@@ -106,10 +106,7 @@ class OrbaxReader(Unchecked):
 
 
 def _sizes_in(folder: Address) -> list[int]:
-    """Returns the sizes of the files in a directory.
-
-    A pipe, for which TensorStore waits forever, a socket or a device is a DecodeError.
-    """
+    """A pipe, for which TensorStore waits forever, a socket or a device is a DecodeError."""
     sizes: list[int] = []
     folders, seen = [folder], set()
     while folders:
@@ -136,7 +133,6 @@ _FREE_BYTES = 1 << 20
 
 
 def _may_have(sizes: Iterable[int], nbytes: int) -> bool:
-    """Returns whether files of these sizes may have arrays of `nbytes` bytes."""
     left = nbytes - _FREE_BYTES
     return left <= 0 or any((left := left - _MAX_RATIO * size) <= 0 for size in sizes)
 

@@ -1,5 +1,3 @@
-"""Safetensors: files, and directories of them as on Hugging Face."""
-
 from __future__ import annotations
 
 import functools
@@ -28,8 +26,6 @@ from treepack.errors import DecodeError
 
 
 class Safetensors(Format):
-    """Files of named arrays without checksums."""
-
     name = library = "safetensors"
     title = "a safetensors file"
     suffixes = SUFFIXES
@@ -67,7 +63,6 @@ class Safetensors(Format):
                 )
 
     def room(self, path: Address) -> Address | None:
-        """Returns the directory itself, or one beside a file."""
         return room_of(path) if has_suffix(path) else path
 
     def content_of(self, tree: Any, saved: Saved) -> tuple[Leaves, Mapping[str, str] | None]:

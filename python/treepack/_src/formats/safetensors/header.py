@@ -42,7 +42,6 @@ def has_suffix(source: Any, suffixes: tuple[str, ...] = (SUFFIX,)) -> bool:
 
 
 def encode_header(arrays: Iterable[tuple[str, Any]], metadata: Mapping[str, str] | None) -> bytes:
-    """Encodes the header of a file: its length, and JSON padded to a multiple of 8 bytes."""
     header: dict[str, Any] = {}
     if metadata is not None:
         header["__metadata__"] = dict(sorted(metadata.items()))

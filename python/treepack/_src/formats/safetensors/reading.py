@@ -55,8 +55,6 @@ def _damage_of(header: core.Tensors) -> str | None:
 
 
 class SafetensorsReader(Reader):
-    """A safetensors file, whose names are paths with dots between their keys."""
-
     format = "safetensors"
     separator = SEPARATOR
     has_types = False
@@ -70,7 +68,6 @@ class SafetensorsReader(Reader):
         beside: list[str] | None = None,
         **options: Any,
     ):
-        """`beside` are the names of other files of the same tree that begin other names."""
         if header is None:
             header = _header_of(opened.content, salvage=options.get("salvage", False))
         metadata = header.metadata
@@ -82,8 +79,6 @@ class SafetensorsReader(Reader):
 
 
 class RepositoryReader(Unchecked, ShardedReader):
-    """A safetensors file at a path, or a directory of such files, whose arrays are one tree."""
-
     format = "safetensors"
     separator = SEPARATOR
     has_types = False
@@ -150,7 +145,6 @@ class RepositoryReader(Unchecked, ShardedReader):
         return repr(identity).encode(), manifest
 
     def _encoding(self) -> core.Content:
-        """Returns the tree with the arrays of local files, which are read without requests."""
         laid = self._laid
         del self._laid  # the catalog keeps it
         return laid if self._path.is_local else self.manifest.content
@@ -173,7 +167,6 @@ class RepositoryReader(Unchecked, ShardedReader):
     def read(
         self, place: Place, reading: Reading, marks: core.Marks | None, stays: StayLazy | None
     ) -> Any:
-        """Reads the state at a place; of local files, in one call of the core."""
         given = self.lazily(place, reading, marks, stays)
         if given is None:
             return super().read(place, reading, marks, stays)
@@ -247,7 +240,6 @@ class RepositoryReader(Unchecked, ShardedReader):
 
 
 def _beginnings(names: list[str]) -> list[str]:
-    """Returns the names that begin others, as `a.b` begins `a.b.c`."""
     ordered = sorted({*names})
 
     def begins_another(name: str) -> bool:

@@ -3,8 +3,8 @@
     tree ──▶ arrays by name ──▶ parts of at most max_shard_size ──▶ header and raw bytes of each
 
 One file is replaced atomically. A directory has one `model.safetensors`, or parts, with new names
-in each save, and an index of them, which is replaced last; then earlier parts are removed. So a
-reader finds the old or the new checkpoint, whenever a save is interrupted.
+in each save, and an index, which is replaced last; then earlier parts are removed. So a reader
+always finds the old or the new checkpoint.
 """
 
 from __future__ import annotations
@@ -82,8 +82,6 @@ def leaves_to_save(tree: Any, static: Static) -> Iterator[tuple[tuple[str, ...],
 
 
 class Part(NamedTuple):
-    """The content of one file: a header, and the arrays after it in the order of their bytes."""
-
     header: bytes
     arrays: dict[str, Any]
 
@@ -136,7 +134,7 @@ DEFAULT_SIZE = "5GB"
 
 
 def size_of(size: int | str) -> int:
-    """Returns a `max_shard_size` in bytes; units are powers of 1000, as for huggingface_hub."""
+    """Units are powers of 1000, as for huggingface_hub."""
     nbytes = 0
     with contextlib.suppress(ValueError):
         if not isinstance(size, str):
@@ -177,8 +175,6 @@ _TEMPORARY = re.compile(rf"\.({SHARD.pattern}|lease\.treepack)\.treepack-.*\.tmp
 
 
 class Save:
-    """A save of arrays to a file or a directory; calling it writes them, once."""
-
     def __init__(
         self,
         path: Address,
@@ -230,7 +226,6 @@ class Save:
                     remove_shards(room)
 
     def _lead_directory(self, tell: Tell | None) -> None:
-        """Writes files to a directory, the index last, and removes the files of earlier saves."""
         path, save = self._path, secrets.token_hex(4)
         with Permit.taken(path, save) as permit:
             with self._exchange.opened(tell, self._nbytes):
@@ -274,7 +269,6 @@ class Save:
             self._exchange.gather()
 
     def _plan(self) -> int:
-        """Returns a checksum of the files: of their headers, and of the sources of each array."""
         texts = (text for part in self._parts for text in (part.header, repr(part.arrays).encode()))
         return functools.reduce(lambda sum, text: zlib.crc32(text, sum), texts, 0)
 
@@ -308,7 +302,7 @@ def _check_free(path: Address, names: set[str]) -> None:
 
 
 def _names(count: int, taken: set[str]) -> list[str]:
-    """Returns the names of the files, which differ from all files that a reader may be reading."""
+    """The names differ from all files that a reader may be reading."""
     if count == 1:
         return [WHOLE]
     for middle in ("", f"-{secrets.token_hex(4)}"):
@@ -326,7 +320,7 @@ def _index(files: Mapping[str, Part]) -> bytes:
 
 
 def _remove(path: Address, names: set[str]) -> None:
-    """Removes files, and temporary files of dead processes; warns of files that must stay."""
+    """Also removes temporary files of dead processes; warns of files that must stay."""
     kept = []
     for name in sorted(names):
         try:
