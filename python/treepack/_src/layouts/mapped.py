@@ -145,7 +145,7 @@ class _OnDevices:
         self._shards = Transfer(array).shards
 
     def view(self) -> None:
-        """Returns `None`: the elements are not in the memory of the host."""
+        """The elements are not in host memory."""
 
     def ahead(self, index: Sequence[slice]) -> Iterator[Any]:
         return iter(())

@@ -1,4 +1,4 @@
-"""Shapes and dtypes of leaves, as errors show them, and scalars in place of 0-d arrays."""
+"""Shapes and dtypes of leaves."""
 
 from __future__ import annotations
 
@@ -29,11 +29,10 @@ class Signature(NamedTuple):
         return str(name) if match is None else match[1]
 
     def is_like(self, number: Any) -> bool:
-        """Whether it is of a 0-d array of the kind of a Python number."""
         return self.shape == () and type(number) in _NUMBERS and type(number).__name__ == self.kind
 
     def holding(self, number: Any) -> np.ndarray | None:
-        """Returns the array that holds a number; `None` if the dtype is too small for it."""
+        """`None` if the dtype is too small."""
         try:
             with np.errstate(over="ignore"):
                 array = np.asarray(number, self.dtype)

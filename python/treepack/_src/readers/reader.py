@@ -62,7 +62,6 @@ class Reader:
       format: The format in words; `None` for treepack's and flax's.
       may_change: Whether the source is memory that other code may change.
       inflated: The number of bytes decompressed from gzip.
-      is_one_file: Whether all leaves are in this file.
       linked: The sizes of files that an earlier step of a run wrote, by name.
       damaged_files: The files in which `verify` found damaged leaves.
       is_patch: Whether a patch was joined with its base.

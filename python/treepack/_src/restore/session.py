@@ -52,10 +52,8 @@ class Restore:
       everywhere: Whether it also converts leaves where the template has NumPy arrays.
       restore_child: Restores a child of the template in Python.
       child: The same, or the core.
-      partial: The leaves to restore; `None` for all.
       kinds: The kinds of the saved containers; see `_core.mark_older`.
       convert: Converts leaves. If it is set, walks over states visit the tree twice.
-      mismatches: One for each path.
       sentence: flax's message for the first difference in structure.
       collected: The leaves to convert, while it collects them.
       cells: For each of these, a one-element list that receives its conversion.

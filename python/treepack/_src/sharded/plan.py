@@ -31,7 +31,7 @@ def plan_of(arrays: Iterable[Any], block: int | None = None) -> core.ShardPlan:
 
 
 def _nbytes(array: Any) -> int:
-    """Returns `nbytes`, which JAX computes slowly."""
+    # Like `nbytes`, which JAX computes slowly.
     nbytes: int = math.prod(array.shape) * array.dtype.itemsize
     return nbytes
 
