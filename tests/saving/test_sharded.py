@@ -1742,11 +1742,11 @@ def test_an_array_that_lacks_shards_is_not_saved(tmp_path: Path) -> None:
     """As jax leaves one when it is interrupted while it looks for them."""
     path = tmp_path / "checkpoint"
     treepack.save(path, {"w": jnp.ones(8)}, sharded=True)
-    broken = jnp.zeros(8)
-    broken.__dict__["addressable_shards"] = []
-    assert not broken.addressable_shards
+    rows = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("x",)), PartitionSpec("x"))
+    broken = jax.device_put(jnp.zeros(8), rows)
+    broken.__dict__["addressable_shards"] = broken.addressable_shards[:1]
     with pytest.raises(
-        treepack.TreepackError, match=r"at w: .* expected 1 shards in process 0, found 0"
+        treepack.TreepackError, match=r"at w: .* expected 2 shards in process 0, found 1"
     ):
         treepack.save(path, {"w": broken}, sharded=True)
     assert treepack.load(path)["w"].sum() == 8
