@@ -72,10 +72,10 @@ test: $(VENV)/.rust
 	$(call at_once,test-python test-rust lint-python types)
 
 ## make test-all      everything, with more examples; campaigns of faults, kills and large arrays; other systems; docs
-# Rust is linted while one core links treepack.
+# The rest runs beside campaigns, which often wait.
 test-all: $(VENV)/.rust
-	$(call at_once,$(VENV)/.built $(VENV)/.packages compile-tests lint-rust)
-	$(call at_once,TIER=all test-python test-rust lint-python types-all docs check-systems)
+	$(call at_once,$(VENV)/.built $(VENV)/.packages compile-tests)
+	$(call at_once,TIER=all test-python test-rust lint-rust lint-python types-all docs check-systems)
 
 ## make lint          formatting and lints of both languages, types, prose, workflows, licences
 lint: lint-python types lint-rust
