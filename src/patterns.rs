@@ -115,7 +115,7 @@ pub struct State {
     rule: Option<usize>,
     positions: Positions,
     /// Whether a pattern or bool here or above selects this place; `None` if none decides.
-    pub meant: Option<bool>,
+    pub selected: Option<bool>,
     depth: usize,
 }
 
@@ -189,7 +189,7 @@ impl Selector {
         let mut state = State {
             rule: Some(0),
             positions: smallvec![0; self.tokens.len().div_ceil(64)],
-            meant: None,
+            selected: None,
             depth: 0,
         };
         self.decide(&mut state);
@@ -211,7 +211,7 @@ impl Selector {
         let mut below = State {
             rule: rule.and_then(|rule| rule.below.get(&*part).copied()),
             positions: self.moved(&state.positions, slash.into_iter().chain(part.chars())),
-            meant: state.meant,
+            selected: state.selected,
             depth: state.depth + 1,
         };
         self.decide(&mut below);
@@ -220,13 +220,13 @@ impl Selector {
 
     fn decide(&self, state: &mut State) {
         if let Some(bool) = state.rule.and_then(|rule| self.rules[rule].bool) {
-            state.meant = Some(bool);
+            state.selected = Some(bool);
         }
         for start in state.rule.iter().flat_map(|rule| &self.rules[*rule].begin) {
             add(&self.tokens, &mut state.positions, *start);
         }
         if self.ended(state).next().is_some() {
-            state.meant = Some(true);
+            state.selected = Some(true);
         }
     }
 
@@ -311,7 +311,7 @@ mod tests {
         for part in path.split('/') {
             state = selector.below(&state, part);
         }
-        state.meant
+        state.selected
     }
 
     proptest::proptest! {
@@ -334,15 +334,15 @@ mod tests {
             (vec!["x/y"], true),
         ];
         let selector = Selector::bools(bools).unwrap();
-        let meant = |keys: &[&str]| {
+        let selected = |keys: &[&str]| {
             let below = |state, key: &&str| selector.below(&state, key);
-            keys.iter().fold(selector.start(), below).meant
+            keys.iter().fold(selector.start(), below).selected
         };
-        assert_eq!(meant(&["a", "c", "d"]), Some(true));
-        assert_eq!(meant(&["a", "b", "c"]), Some(false));
-        assert_eq!(meant(&["x/y"]), Some(true));
-        assert_eq!(meant(&["x", "y"]), None);
-        assert_eq!(meant(&["b"]), None);
+        assert_eq!(selected(&["a", "c", "d"]), Some(true));
+        assert_eq!(selected(&["a", "b", "c"]), Some(false));
+        assert_eq!(selected(&["x/y"]), Some(true));
+        assert_eq!(selected(&["x", "y"]), None);
+        assert_eq!(selected(&["b"]), None);
     }
 
     #[test]

@@ -780,7 +780,7 @@ class Selector:
     def bools(bools: list[tuple[list[str], bool]]) -> Selector:
         """Compiles a tree of bools: the nearest one above a leaf selects it or not."""
 
-    def means(self, keys: list[str]) -> bool | None:
+    def selects(self, keys: list[str]) -> bool | None:
         """Returns whether a leaf is selected; `None` if no bool covers it."""
 
     def matching(self, keys: list[str]) -> list[int]:

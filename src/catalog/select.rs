@@ -17,12 +17,15 @@ pub struct Marks {
 }
 
 impl Marks {
-    pub fn new(catalog: &Catalog, mut is_meant: impl FnMut(usize) -> Result<bool>) -> Result<Self> {
+    pub fn new(
+        catalog: &Catalog,
+        mut is_selected: impl FnMut(usize) -> Result<bool>,
+    ) -> Result<Self> {
         let mut before = grow::with_room(catalog.values() + 1)?;
         let mut count = 0;
         before.push(0);
         for value in 0..catalog.values() {
-            count += usize::from(is_meant(value)?);
+            count += usize::from(is_selected(value)?);
             before.push(count);
         }
         Ok(Self {
@@ -57,7 +60,7 @@ struct Around {
 struct Marking<'a> {
     catalog: &'a Catalog,
     selector: &'a Selector,
-    meant: Vec<u8>,
+    selected: Vec<u8>,
     around: Vec<Around>,
     leaves: (usize, usize),
     open_ends: Vec<usize>,
@@ -76,7 +79,7 @@ impl Catalog {
         let mut marking = Marking {
             catalog: self,
             selector,
-            meant: grow::filled(0, self.values())?,
+            selected: grow::filled(0, self.values())?,
             around: Vec::new(),
             leaves: (0, 0),
             open_ends: Vec::new(),
@@ -91,9 +94,9 @@ impl Catalog {
         }
         marking.close(usize::MAX);
         for open_end in std::mem::take(&mut marking.open_ends) {
-            marking.meant[open_end] = 1; // the tree has only empty containers
+            marking.selected[open_end] = 1; // the tree has only empty containers
         }
-        let mut marks = Marks::new(self, |value| Ok(marking.meant[value] == 1))?;
+        let mut marks = Marks::new(self, |value| Ok(marking.selected[value] == 1))?;
         let unmatched = marking.matched.iter().enumerate();
         marks.unmatched = unmatched
             .filter(|pattern| !pattern.1)
@@ -118,7 +121,7 @@ impl Marking<'_> {
             self.unmatched -= usize::from(!std::mem::replace(&mut self.matched[pattern], true));
         }
         if is_end {
-            self.end(at, state.meant)?;
+            self.end(at, state.selected)?;
         } else if self.selector.goes_on(&state) && !self.is_decided(&state) {
             let before = (self.leaves.0, self.leaves.1, self.open_ends.len());
             let end = after;
@@ -126,7 +129,7 @@ impl Marking<'_> {
         } else {
             for below in at + 1..after {
                 if self.catalog.after(below) == below + 1 {
-                    self.end(below, state.meant)?;
+                    self.end(below, state.selected)?;
                 }
             }
             return Ok(after);
@@ -137,16 +140,16 @@ impl Marking<'_> {
     /// Returns whether patterns have decided all below.
     fn is_decided(&self, state: &State) -> bool {
         let of_patterns = self.selector.pattern_count().is_some();
-        of_patterns && self.unmatched == 0 && state.meant == Some(true)
+        of_patterns && self.unmatched == 0 && state.selected == Some(true)
     }
 
-    fn end(&mut self, at: usize, meant: Option<bool>) -> Result<()> {
+    fn end(&mut self, at: usize, selected: Option<bool>) -> Result<()> {
         let is_leaf = self.catalog.leaf(at).is_some();
-        let is_meant = meant == Some(true);
-        self.meant[at] = is_meant.into();
+        let is_selected = selected == Some(true);
+        self.selected[at] = is_selected.into();
         self.leaves.0 += usize::from(is_leaf);
-        self.leaves.1 += usize::from(is_leaf && is_meant);
-        if meant.is_none() && self.selector.pattern_count().is_none() {
+        self.leaves.1 += usize::from(is_leaf && is_selected);
+        if selected.is_none() && self.selector.pattern_count().is_none() {
             if is_leaf {
                 self.undecided.get_or_insert(at);
             } else {
@@ -158,13 +161,13 @@ impl Marking<'_> {
 
     fn close(&mut self, at: usize) {
         while let Some(around) = self.around.pop_if(|around| around.end <= at) {
-            let (leaves, meant, open_ends) = around.before;
+            let (leaves, selected, open_ends) = around.before;
             if self.leaves.0 == leaves {
                 continue; // a container around it decides
             }
-            let all = self.leaves.0 - leaves == self.leaves.1 - meant;
+            let all = self.leaves.0 - leaves == self.leaves.1 - selected;
             for open_end in self.open_ends.drain(open_ends..) {
-                self.meant[open_end] = all.into();
+                self.selected[open_end] = all.into();
             }
         }
     }

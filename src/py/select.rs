@@ -25,13 +25,13 @@ impl Selector {
         Ok(Self(patterns::Selector::bools(bools)?))
     }
 
-    fn means(&self, keys: Vec<String>) -> Option<bool> {
+    fn selects(&self, keys: Vec<String>) -> Option<bool> {
         let state = if keys.is_empty() {
             self.0.root()
         } else {
             self.through(&keys, |_| ())
         };
-        state.meant.or(self.0.pattern_count().map(|_| false))
+        state.selected.or(self.0.pattern_count().map(|_| false))
     }
 
     fn matching(&self, keys: Vec<String>) -> Vec<usize> {

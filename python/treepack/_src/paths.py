@@ -61,7 +61,7 @@ class Trail:
         return True
 
 
-class Room:
+class PathBudget:
     """Limits the total length of formatted paths in proportion to the keys of the tree.
 
     The limit is 8 MiB, plus 300 bytes per path, plus 8 times the parts in which each path differs
@@ -164,7 +164,7 @@ _MOST_NAMES = 1000
 _MOST_LENGTH = 300
 
 
-def meant(typo: str, paths: Iterable[str]) -> str | None:
+def suggest(typo: str, paths: Iterable[str]) -> str | None:
     """Returns the only path that a missing one means: its end, or with other separators or case.
 
     Containers above `paths` count as well.
@@ -188,7 +188,7 @@ def closest(name: str, names: Iterable[str]) -> list[str]:
 
 def similar(typo: str, paths: Iterable[str]) -> str:
     texts = {"/".join(parts(path)): path for path in itertools.islice(paths, _MOST_NAMES)}
-    match = meant(typo, texts.values())
+    match = suggest(typo, texts.values())
     count = typo.count("/") + 1
     starts = ([*parts(path)][:count] for path in texts.values())
     both = {"/".join(start): text(start) for start in starts} | texts

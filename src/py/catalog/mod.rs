@@ -311,8 +311,8 @@ impl Catalog {
     }
 
     fn mark(&self, values: HashSet<usize>) -> PyResult<Marks> {
-        let is_meant = |value| Ok(values.contains(&value));
-        Ok(Marks(catalog::Marks::new(&self.catalog, is_meant)?))
+        let is_selected = |value| Ok(values.contains(&value));
+        Ok(Marks(catalog::Marks::new(&self.catalog, is_selected)?))
     }
 
     fn read_box<'py>(

@@ -16,7 +16,7 @@ from treepack._src.elsewhere import Hinting, advised
 from treepack._src.leaves.prng import Key
 from treepack._src.mapping.leaves import Leaf
 from treepack._src.options import check
-from treepack._src.paths import Room, join, parts, text
+from treepack._src.paths import PathBudget, join, parts, text
 from treepack._src.printable import MOST_ROWS, count_text, kind_text, path_end, printable
 from treepack._src.readers.reader import LazyArray
 from treepack._src.readers.statistics import pairs
@@ -181,7 +181,7 @@ def _static(one: Tree, other: Tree) -> Iterator[Difference]:
     for opened in (reader, other_reader):
         if not opened.has_types or (opened.salvages and opened.damaged_record() is not None):
             return
-    catalog, room = reader.catalog, Room()
+    catalog, room = reader.catalog, PathBudget()
     for node, field, *both in catalog.static_differences(value, other_reader.catalog, other_value):
         path = catalog.path_of(node, value)
         path = room.text(join(path, field) if field else path)

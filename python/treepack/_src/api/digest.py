@@ -32,8 +32,8 @@ _HEX = re.compile("[0-9a-f]{32}")
 
 class _Leaves(dict[str, str]):
     def __missing__(self, path: str) -> str:
-        meant = _paths.meant(path, self) if isinstance(path, str) else None
-        raise MissingPathError(str(path), hint="" if meant is None else f"is it {meant!r}?")
+        near = _paths.suggest(path, self) if isinstance(path, str) else None
+        raise MissingPathError(str(path), hint="" if near is None else f"is it {near!r}?")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -170,8 +170,8 @@ class Tree(Hinting, Mapping[str, Any]):
     def _similar(self, parts: list[str]) -> str | None:
         catalog, start = self._catalog, self._place.value
         leaves = (path for path, _ in catalog.leaves(start))
-        if (meant := _paths.meant("/".join(parts), leaves)) is not None:
-            return meant
+        if (suggested := _paths.suggest("/".join(parts), leaves)) is not None:
+            return suggested
         # Otherwise the first missing part is replaced by a similar name.
         for count, part in enumerate(parts):
             value = catalog.find(parts[:count], self._place.value)
@@ -239,7 +239,7 @@ class Tree(Hinting, Mapping[str, Any]):
         """
         reader, start, parts = self._place
         before: list[str] = []
-        for path, value in _paths.Room().all(reader.catalog.leaves(start)):
+        for path, value in _paths.PathBudget().all(reader.catalog.leaves(start)):
             relative = _paths.parts(path)
             # Leaves below a long key share the string.
             shared = [
@@ -296,7 +296,7 @@ class Tree(Hinting, Mapping[str, Any]):
           params/w float32[3,4] 48
           step int 1
         """
-        for path, value in _paths.Room().all(self._catalog.leaves(self._place.value)):
+        for path, value in _paths.PathBudget().all(self._catalog.leaves(self._place.value)):
             yield Info.at(self._place.reader, value, path)
 
     def levels(self, depth: int | None = None) -> Iterator[tuple[int, str, Info]]:
@@ -515,7 +515,7 @@ class File(Tree):
     @property
     def unverified(self) -> list[str]:
         """The paths of leaves whose checksums are lost; their values may be damaged."""
-        reader, room = self._place.reader, _paths.Room()
+        reader, room = self._place.reader, _paths.PathBudget()
         return [room.text(reader.catalog.path_of(value, 0)) for value in reader.unverified()]
 
     @property

@@ -26,7 +26,7 @@ from treepack._src.options import (
     Unexpected,
     progress_bar,
 )
-from treepack._src.paths import Room, Trail
+from treepack._src.paths import PathBudget, Trail
 from treepack._src.placing.casting import cast_floats
 from treepack._src.placing.placement import converter, sharing
 from treepack._src.placing.replicas import Together
@@ -137,7 +137,7 @@ def load_part(
             selector=_fitting(place.reader, target, choice.selector, selection)
         )
         if target is None:
-            place.reader.check_has_no_code(place.parts, choice.selector.means)
+            place.reader.check_has_no_code(place.parts, choice.selector.selects)
     if target is not None:
         choice = _without_unfit(place, target, choice, selection)
     takes_more = {None: None, "ignore": True, "error": False}[selection.unexpected]
@@ -145,7 +145,7 @@ def load_part(
         takes_more = False
     keeps = target is not None and "target" in (selection.missing, selection.mismatched)
     partial = Coverage(
-        choice.selector.means,
+        choice.selector.selects,
         selection.missing == "target" or choice.is_cut,
         takes_more,
         notes=selection.return_report or keeps,
@@ -169,7 +169,7 @@ def load_part(
         loaded = _part(place, choice.marks, convert, reading, partial.was_cast, selection)
         report = partial.report(choice.corrupt, choice.unverified)
         if selection.return_report:
-            marks, leaves = choice.marks, Room().all(place.catalog.leaves(place.value))
+            marks, leaves = choice.marks, PathBudget().all(place.catalog.leaves(place.value))
             paths = (path for path, value in leaves if marks is None or value in marks)
             report = report._replace(loaded=list(dict.fromkeys(paths)))
     else:
@@ -179,7 +179,7 @@ def load_part(
         if keeps and not (selection.return_report or choice.corrupt):
             marks = None if selection.select is None else choice.marks
             if marks is not None and partial.wanted():
-                leaves = Room().all(place.catalog.leaves(place.value))
+                leaves = PathBudget().all(place.catalog.leaves(place.value))
                 partial.left(path for path, value in leaves if value not in marks)
             partial.check_loads(target)
             partial.warn_of_unlike()
@@ -193,7 +193,9 @@ def _fitting(
     plan = reader.plan
     lacks = selection.missing == "error"
     unfit = reader.unfit() if selection.mismatched == "target" else ()
-    faults = [it for it in plan.faults if selector.means(it.path) and (lacks or not it.is_missing)]
+    faults = [
+        it for it in plan.faults if selector.selects(it.path) and (lacks or not it.is_missing)
+    ]
     faults = [fault for fault in faults if fault.path not in unfit]
     if not all(fault.is_missing for fault in faults):
         raise Fault.error(faults)
@@ -203,7 +205,7 @@ def _fitting(
         _check_reached(plan.ruled, reader.there or {})
     left = reader.left_out()
     structs = (parts for parts, leaf in leaves_of(target, ()) if left and _jax.is_struct(leaf))
-    empty = [path for path in map(_paths.text, structs) if path in left and selector.means(path)]
+    empty = [path for path in map(_paths.text, structs) if path in left and selector.selects(path)]
     if empty:
         warn(
             f"{listed(empty)} still a jax.ShapeDtypeStruct in the tree, for lack of a rule, with "
@@ -315,14 +317,14 @@ def _choose(place: Place, target: Any, selection: Selection, reading: Reading) -
     selector = Selector(selection.select)
     marks = selector.mark(catalog, place.value)
     if selection.exclude is not None or (marks is not None and marks.unmatched):
-        there = [*dict(Room().all(catalog.ends(place.value)))]
+        there = [*dict(PathBudget().all(catalog.ends(place.value)))]
         ours = [] if target is None else [_paths.text(leaf) for leaf, _ in leaves_of(target, ())]
         if isinstance(place.reader, MappedReader) and marks is not None:
             place.reader.check_names(selector.patterns[at] for at in marks.unmatched)
         selector = compiled(selection.select, "file", there, selection.exclude, ours)
         marks = selector.mark(catalog, place.value)
     if target is None and marks is not None and not marks.values:
-        warn(nothing_left("file", dict(Room().all(catalog.ends(place.value)))))
+        warn(nothing_left("file", dict(PathBudget().all(catalog.ends(place.value)))))
     if type(target) is dict and selection.missing == "error" and selection.unexpected is None:
         _check_begins(selector.patterns, target)
     corrupt: dict[int, str] = {}
@@ -391,7 +393,7 @@ def _without_unfit(place: Place, target: Any, choice: _Choice, selection: Select
         return choice
     leaves = dict(leaves_of(target, ()))
     marked, mismatched = set(), []
-    for path, value in Room().all(catalog.ends(place.value)):
+    for path, value in PathBudget().all(catalog.ends(place.value)):
         if choice.marks is not None and value not in choice.marks:
             continue
         marked.add(value)
@@ -447,7 +449,7 @@ def _corrupt(
         raise CorruptionError(f"the file is damaged: {damage}")
     inside = set(catalog.leaf_values(place.value))
     by_status: dict[Status, dict[int, str]] = {"corrupt": {}, "unreadable": {}, "unchecked": {}}
-    room = Room()
+    room = PathBudget()
     for value, status in statuses.items():
         if status != "ok" and value in inside and (marks is None or value in marks):
             by_status[status][value] = room.text(catalog.path_of(value, place.value))

@@ -211,7 +211,7 @@ class MappedReader(Reader):
             raise NewerVersionError(str(inner.catalog.damage))
         self._place, self._mapping, self.there = place, mapping, there
         self._factors: dict[str, np.ndarray] = {}
-        self._values = dict(_paths.Room().all(place.catalog.ends(place.value)))
+        self._values = dict(_paths.PathBudget().all(place.catalog.ends(place.value)))
         here = {path: self._leaf_of(value) for path, value in self._values.items()}
         self.plan = mapping.plan(here, self.there)
         if inner.salvages and inner.damage is not None:
@@ -458,11 +458,11 @@ class MappedReader(Reader):
     def _is_leaf(self, path: str) -> bool:
         return self._place.catalog.children(self._values[path]) is None
 
-    def check_has_no_code(self, above: Sequence[str], means: Callable[[str], bool]) -> None:
+    def check_has_no_code(self, above: Sequence[str], selects: Callable[[str], bool]) -> None:
         """Raises a HoleError if a leaf is code, which would be an empty dict here."""
         places = (_paths.parts(path) for path in self._code())
         below = [parts[len(above) :] for parts in places if parts[: len(above)] == [*above]]
-        if code := [path for path in map(_paths.text, below) if means(path)]:
+        if code := [path for path in map(_paths.text, below) if selects(path)]:
             raise HoleError(
                 f"code was not saved, at {shortened(map(printable, code), len(code))}: pass a "
                 f"target to treepack.load that has it, or exclude={code!r:.200}"

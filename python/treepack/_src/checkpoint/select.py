@@ -62,9 +62,9 @@ class Selector:
 
     def mark(self, catalog: core.Catalog, value: int) -> core.Marks | None:
         if self._predicate is not None:
-            ends = _paths.Room().all(catalog.ends(value))
-            meant = {end for path, end in ends if self._predicate(path)}
-            return catalog.mark(meant)
+            ends = _paths.PathBudget().all(catalog.ends(value))
+            selected = {end for path, end in ends if self._predicate(path)}
+            return catalog.mark(selected)
         if self.selector is None:
             return None
         marks = catalog.select(value, self.selector)
@@ -72,12 +72,12 @@ class Selector:
             raise _no_bool(catalog.path_of(marks.undecided, value))
         return marks
 
-    def means(self, path: str) -> bool:
+    def selects(self, path: str) -> bool:
         if self._predicate is not None:
             return bool(self._predicate(path))
         if self.selector is None:
             return True
-        is_selected = self.selector.means(_paths.parts(path))
+        is_selected = self.selector.selects(_paths.parts(path))
         if is_selected is None:
             raise _no_bool(path)
         return is_selected
@@ -97,7 +97,7 @@ class Selector:
         return Selector([*given.values()])
 
     def without(self, other: Selector) -> Selector:
-        return Selector(lambda path: self.means(path) and not other.means(path))
+        return Selector(lambda path: self.selects(path) and not other.selects(path))
 
     def check(
         self, where: str, paths: Collection[str], name: str, others: Collection[str] = ()
@@ -244,11 +244,11 @@ def chosen(tree: Any, select: Any, exclude: Any = None, where: str = "tree") -> 
     if select is None and exclude is None:
         return tree
     ends = dict(ends_of(tree))
-    room = _paths.Room()
+    room = _paths.PathBudget()
     paths = {parts: room.text(_paths.text(parts)) for parts in ends}
     selector = compiled(select, where, paths.values(), exclude)
-    meant = meant_of({paths[parts]: is_leaf for parts, is_leaf in ends.items()}, selector)
-    wanted = {parts for parts in ends if paths[parts] in meant}
+    selected = selected_by({paths[parts]: is_leaf for parts, is_leaf in ends.items()}, selector)
+    wanted = {parts for parts in ends if paths[parts] in selected}
     if ends and not wanted:
         warn(nothing_left(where, paths.values()))
     # The containers that lose leaves, and the containers that keep leaves.
@@ -285,25 +285,25 @@ def _children(node: Any) -> Mapping[str, Any]:
     return children if isinstance(children, Mapping) else {}
 
 
-def meant_of(ends: Mapping[str, bool], selector: Selector) -> set[str]:
-    meant = {path for path, is_leaf in ends.items() if is_leaf and selector.means(path)}
+def selected_by(ends: Mapping[str, bool], selector: Selector) -> set[str]:
+    selected = {path for path, is_leaf in ends.items() if is_leaf and selector.selects(path)}
     containers = [path for path, is_leaf in ends.items() if not is_leaf]
     # Whether all leaves in a container are selected, by the paths of containers with leaves.
     around: dict[str, bool] = {}
     for path in ends.keys() - containers if containers else ():
         for above in _above(path):
-            is_selected = path in meant and around.get(above, True)
+            is_selected = path in selected and around.get(above, True)
             if around.get(above) == is_selected:  # as are those further above
                 break
             around[above] = is_selected
     for path in containers:
         try:
-            is_meant = selector.means(path)
+            is_wanted = selector.selects(path)
         except ValueError:  # select has no bool for it
-            is_meant = next((around[prefix] for prefix in _above(path) if prefix in around), True)
-        if is_meant:
-            meant.add(path)
-    return meant
+            is_wanted = next((around[prefix] for prefix in _above(path) if prefix in around), True)
+        if is_wanted:
+            selected.add(path)
+    return selected
 
 
 def _above(path: str) -> Iterator[str]:

@@ -11,7 +11,7 @@ from treepack._src import paths as _paths
 from treepack._src.checkpoint.opening import open_reader
 from treepack._src.elsewhere import advised, hint_for, unknown_attribute
 from treepack._src.options import Progress, Status, StorageOptions, progress_bar
-from treepack._src.paths import Room
+from treepack._src.paths import PathBudget
 from treepack._src.printable import path_end, shortened
 from treepack._src.sharded.reading import unless_replaced
 from treepack._src.storage.address import Address
@@ -39,12 +39,12 @@ class Statuses(Mapping[str, Status]):
             for leaf_path, status in self.items():  # lookups do not find the first of equal keys
                 if leaf_path == path:
                     return status
-            meant = _paths.meant(path, self)
-            raise MissingPathError(path, hint="" if meant is None else f"is it {meant!r}?")
+            near = _paths.suggest(path, self)
+            raise MissingPathError(path, hint="" if near is None else f"is it {near!r}?")
         raise KeyError(path)
 
     def __iter__(self) -> Iterator[str]:
-        return (path for path, _ in Room().all(self._catalog.leaves(0)))
+        return (path for path, _ in PathBudget().all(self._catalog.leaves(0)))
 
     def __len__(self) -> int:
         return len(self._statuses)
@@ -57,7 +57,7 @@ class Statuses(Mapping[str, Status]):
 
     def with_status(self, status: Status) -> list[str]:
         values = [value for value, leaf_status in self._statuses.items() if leaf_status == status]
-        room = Room()
+        room = PathBudget()
         return [room.text(self._catalog.path_of(value, 0)) for value in values]
 
     def __repr__(self) -> str:
@@ -73,7 +73,7 @@ class _Items(ItemsView[str, Status]):
 
     def __iter__(self) -> Iterator[tuple[str, Status]]:
         statuses = self._mapping
-        for path, value in Room().all(statuses._catalog.leaves(0)):
+        for path, value in PathBudget().all(statuses._catalog.leaves(0)):
             yield path, statuses._statuses[value]
 
 

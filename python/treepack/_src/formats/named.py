@@ -45,7 +45,7 @@ def named(leaves: Leaves, separator: str | None, remedy: str = "") -> dict[str, 
     """
     separator = SEPARATOR if separator is None else separator
     by_name: dict[str, Any] = {}
-    room = _paths.Room()
+    room = _paths.PathBudget()
     for parts, leaf in leaves:
         room.text(_paths.text(parts))
         name = separator.join(parts)

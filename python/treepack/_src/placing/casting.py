@@ -31,7 +31,7 @@ Replicas = tuple[tuple["jax.Device", ...], ...]
 
 
 @dataclasses.dataclass(slots=True)
-class Item:
+class LeafToPlace:
     """A leaf that is cast and placed on devices.
 
     Attributes:
@@ -83,7 +83,7 @@ class _Casts:
             raise _dtypes.overflow_error(counts, *dtypes)
 
 
-def cast_items(items: Iterable[Item], threads: int | None, *, overflow: bool) -> None:
+def cast_items(items: Iterable[LeafToPlace], threads: int | None, *, overflow: bool) -> None:
     work = _Casts(threads, overflow)
     tied: dict[Any, tuple[Any, Any]] = {}  # lazy arrays that several leaves share
     for item in items:

@@ -18,8 +18,8 @@ from treepack._src.interop import shardings
 from treepack._src.interop.modules import imported
 from treepack._src.leaves.signature import like_scalar
 from treepack._src.options import Reading, Sharing
-from treepack._src.paths import Room, Trail
-from treepack._src.placing.casting import Item, cast_items, index_key
+from treepack._src.paths import PathBudget, Trail
+from treepack._src.placing.casting import LeafToPlace, cast_items, index_key
 from treepack._src.placing.replicas import Together, share, together
 from treepack._src.placing.transfer import parts_of, transfer
 from treepack._src.printable import printable
@@ -79,7 +79,7 @@ def converter(
     where = _where(reading) if is_placed else None
 
     def convert(leaves: list[Any]) -> list[Any]:
-        items = [Item(*leaf) for leaf in leaves]
+        items = [LeafToPlace(*leaf) for leaf in leaves]
         if reading.cast:
             cast_items(items, reading.threads, overflow=reading.cast == "overflow")
         if placed:
@@ -114,7 +114,7 @@ def _where(reading: Reading) -> Where:
     jax = _jax.needed(f"{'sharding' if device is None else 'device'}= makes JAX arrays")
     if _is_function(given) and device is None:
         check_parameters(given, "sharding=", "a path and a ShapeDtypeStruct", 2)
-        room = Room()
+        room = PathBudget()
 
         def call(path: Trail, struct: Any, _: bool) -> Any:
             try:
@@ -175,16 +175,16 @@ def _is_function(sharding: Any) -> bool:
 
 
 def _place(
-    items: Iterable[Item],
+    items: Iterable[LeafToPlace],
     where: Where | None,
     may_change: bool,
     reading: Reading,
     together: Together | None,
     held: Mapping[str, Any],
 ) -> None:
-    placed: list[Item] = []
-    ties: dict[int, Item] = {}  # by the array in the file
-    twins: list[tuple[Item, Item]] = []
+    placed: list[LeafToPlace] = []
+    ties: dict[int, LeafToPlace] = {}  # by the array in the file
+    twins: list[tuple[LeafToPlace, LeafToPlace]] = []
     of_numpy = where is not None or reading.arrays == "jax"
     for item in items:
         is_abstract = _jax.is_abstract(item.target)
@@ -210,7 +210,7 @@ def _place(
                 placed.append(item)
     if together is not None:
         share(together, placed)
-    groups: dict[Any, list[Item]] = defaultdict(list)
+    groups: dict[Any, list[LeafToPlace]] = defaultdict(list)
     for item in placed:
         groups[item.replicas or item.place].append(item)
     for item in placed:
@@ -246,7 +246,7 @@ def device_leaves(base: Any, paths: Sequence[str]) -> dict[str, Any]:
     return {path: leaf for path, leaf in leaves if path in chosen and _jax.is_array(leaf)}
 
 
-def _is_like(array: jax.Array, item: Item) -> bool:
+def _is_like(array: jax.Array, item: LeafToPlace) -> bool:
     import jax
 
     if _jax.is_tracer(array) or array.is_deleted() or not isinstance(item.leaf, np.ndarray):
@@ -263,11 +263,11 @@ def _is_like(array: jax.Array, item: Item) -> bool:
     )
 
 
-def _is_weak(item: Item) -> bool:
+def _is_weak(item: LeafToPlace) -> bool:
     return bool(item.weak if item.target is None else getattr(item.target, "weak_type", False))
 
 
-def _is_jax(item: Item, *, is_abstract: bool) -> bool:
+def _is_jax(item: LeafToPlace, *, is_abstract: bool) -> bool:
     target, array = item.target, item.leaf
     if target is None and item.weak is not None:
         _check_array(item.path, array)
@@ -275,7 +275,7 @@ def _is_jax(item: Item, *, is_abstract: bool) -> bool:
     return is_abstract and _is_array(array) and _can_be(target, array)
 
 
-def _may_be_jax(item: Item) -> bool:
+def _may_be_jax(item: LeafToPlace) -> bool:
     target, array = item.target, item.leaf
     if not isinstance(array, _HOST):
         return False
@@ -284,7 +284,7 @@ def _may_be_jax(item: Item) -> bool:
     return isinstance(target, _HOST) and _can_be(target, array)
 
 
-def _plan(item: Item) -> None:
+def _plan(item: LeafToPlace) -> None:
     if isinstance(item.leaf, ShardedArray):
         in_place = _is_on_cpu(item.place)
         for index in parts_of(item):

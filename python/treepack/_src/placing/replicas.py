@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treepack._src.interop import jax as _jax
-from treepack._src.placing.casting import Item, Replicas, index_key
+from treepack._src.placing.casting import LeafToPlace, Replicas, index_key
 from treepack._src.processes.group import Group, Message, check_not_forked
 from treepack._src.readers.boxes import Box, ShardedArray
 from treepack._src.sharded.plan import division, readers_of
@@ -134,7 +134,7 @@ def together(members: Sequence[int], timeout: float) -> Iterator[Together | None
         raise
 
 
-def shard_bytes(item: Item) -> int:
+def shard_bytes(item: LeafToPlace) -> int:
     return int(math.prod(item.place.shard_shape(item.leaf.shape)) * item.leaf.dtype.itemsize)
 
 
@@ -165,7 +165,7 @@ def _replicas(sharding: Any, shape: tuple[int, ...]) -> Replicas | None:
     return tuple(map(tuple, devices)) if is_shared and is_even else None
 
 
-def share(group: Together, items: Iterable[Item]) -> None:
+def share(group: Together, items: Iterable[LeafToPlace]) -> None:
     shared = []
     for item in items:
         item.replicas = _replicas_of(item.leaf, item.place)
@@ -193,7 +193,7 @@ def _checksum(replicas: Replicas) -> int:
 
 
 def spread(
-    group: Together, items: Sequence[Item], read: Callable[[Box], np.ndarray]
+    group: Together, items: Sequence[LeafToPlace], read: Callable[[Box], np.ndarray]
 ) -> list[jax.Array]:
     import jax
 
@@ -221,7 +221,10 @@ def spread(
 
 
 def _parts(
-    items: Sequence[Item], replicas: Replicas, read: Callable[[Box], np.ndarray], process: int
+    items: Sequence[LeafToPlace],
+    replicas: Replicas,
+    read: Callable[[Box], np.ndarray],
+    process: int,
 ) -> list[Any]:
     import jax
 
@@ -321,7 +324,7 @@ def _word(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(f"u{dtype.itemsize}")
 
 
-def _word_shape(item: Item) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def _word_shape(item: LeafToPlace) -> tuple[tuple[int, ...], np.dtype[Any]]:
     dtype, shape = item.leaf.dtype, item.place.shard_shape(item.leaf.shape)
     if dtype.kind == "c":
         return (1, 2, *shape), np.dtype(f"u{dtype.itemsize // 2}")

@@ -12,7 +12,7 @@ import numpy as np
 import treepack._core as core
 from treepack._src.interop import jax as _jax
 from treepack._src.paths import Trail
-from treepack._src.placing.casting import Item, index_key
+from treepack._src.placing.casting import LeafToPlace, index_key
 from treepack._src.placing.replicas import BATCH_BYTES, Together, shard_bytes, spread
 from treepack._src.readers.boxed import BoxedArray
 from treepack._src.readers.boxes import Box, ranges_of, reading
@@ -33,7 +33,7 @@ def _is_split(place: Any) -> bool:
     return isinstance(place, jax.sharding.Sharding) and len(place.device_set) > 1
 
 
-def parts_of(item: Item) -> Iterable[tuple[slice, ...]]:
+def parts_of(item: LeafToPlace) -> Iterable[tuple[slice, ...]]:
     if item.replicas is not None:
         return item.sources.values()
     array, place = item.leaf, item.place
@@ -47,7 +47,7 @@ def parts_of(item: Item) -> Iterable[tuple[slice, ...]]:
 
 
 def transfer(
-    items: list[Item],
+    items: list[LeafToPlace],
     place: Any,
     may_change: bool,
     threads: int | None,
@@ -81,10 +81,12 @@ def transfer(
         jax.block_until_ready(before)  # type: ignore[no-untyped-call]
 
 
-def _put_whole(batch: list[Item], place: Any, read: Callable[[Box], np.ndarray]) -> list[Any]:
+def _put_whole(
+    batch: list[LeafToPlace], place: Any, read: Callable[[Box], np.ndarray]
+) -> list[Any]:
     import jax
 
-    def whole(item: Item) -> Any:
+    def whole(item: LeafToPlace) -> Any:
         for box in item.boxes.values():
             return read(box)
         return np.asarray(item.leaf) if isinstance(item.leaf, LazyArray) else item.leaf
@@ -106,7 +108,7 @@ def _put_whole(batch: list[Item], place: Any, read: Callable[[Box], np.ndarray])
     return placed
 
 
-def _put_parts(item: Item, place: Any, read: Callable[[Box], np.ndarray]) -> Any:
+def _put_parts(item: LeafToPlace, place: Any, read: Callable[[Box], np.ndarray]) -> Any:
     import jax
 
     array = item.leaf
@@ -147,7 +149,7 @@ def _misplaced(path: Trail, array: Any, place: Any, error: Exception) -> Treepac
     )
 
 
-def _batches(items: list[Item]) -> Iterable[list[Item]]:
+def _batches(items: list[LeafToPlace]) -> Iterable[list[LeafToPlace]]:
     if items[0].replicas is not None:  # the same batches in all processes
         ends, window = itertools.accumulate(map(shard_bytes, items)), BATCH_BYTES
     else:

@@ -9,7 +9,7 @@ from treepack._src import paths as _paths
 from treepack._src.interop import jax as _jax
 from treepack._src.leaves.absent import ABSENT
 from treepack._src.leaves.signature import signature
-from treepack._src.paths import Room, Trail
+from treepack._src.paths import PathBudget, Trail
 from treepack._src.printable import MOST_ROWS, path_end, printable, shortened, warn
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.restore.compare import NOTHING, described, is_opaque
@@ -53,7 +53,7 @@ class Coverage:
         self.lacks: dict[str, str] = {}
         self.names: Mapping[str, str] | None = None
         self.has_function = False
-        self._room = Room()
+        self._room = PathBudget()
         # Dicts, since some restores walk the tree twice.
         self._loaded: dict[str, None] = {}
         self._kept: dict[str, Any] = {}  # with the leaves

@@ -16,7 +16,7 @@ import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.leaves.signature import like_scalar, signature
 from treepack._src.options import Reading, Strict
-from treepack._src.paths import Room, Trail
+from treepack._src.paths import PathBudget, Trail
 from treepack._src.printable import printable
 from treepack._src.restore.compare import NOTHING, difference
 from treepack._src.restore.hints import (
@@ -92,7 +92,7 @@ class Restore:
         self.deeper: tuple[Trail, Trail] | None = None
         self.level: Level | None = None
         self.has_shareable = False
-        self._room = Room()
+        self._room = PathBudget()
         self._is_cut = False
         # The parts of `path` at the last call of `here`, and the trail of each.
         self._trails: list[tuple[str, Trail]] = []

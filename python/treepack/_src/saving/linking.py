@@ -96,7 +96,7 @@ FileRow = tuple[str, int, int]
 """The name of a file, its size in bytes, and the CRC-32 of its record."""
 
 
-class Stored(NamedTuple):
+class StoredShard(NamedTuple):
     kind: tuple[str, tuple[int, ...]]
     digest: bytes
     file: str
@@ -117,7 +117,7 @@ class Step(NamedTuple):
     path: Address
     files: dict[str, FileRow]
     sizes: dict[str, int]
-    shards: dict[str, Stored]
+    shards: dict[str, StoredShard]
     sources: dict[str, weakref.ref[Any]]
     probes: dict[str, bytes | None]
     full: tuple[int, float]
@@ -134,7 +134,7 @@ class Step(NamedTuple):
         self.files[name] = row
         self.sizes[name] = sum(part.data.nbytes for part in parts) if size is None else size
         for part in parts:
-            self.shards[part.text] = Stored(part.kind, digests[part.text], name)
+            self.shards[part.text] = StoredShard(part.kind, digests[part.text], name)
             if part.source is not None:
                 self.sources[part.path] = part.source
 
@@ -272,7 +272,7 @@ def _read(path: Address, parts: Sequence[Part]) -> Step | None:
             step.files[row[0]], step.sizes[row[0]] = row, file.nbytes
             for text, kind, digest in file.shards():
                 if places.get(text) == number:
-                    step.shards[text] = Stored(kind, digest, row[0])
+                    step.shards[text] = StoredShard(kind, digest, row[0])
         return step
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import treepack._core as core
 from treepack._src.calls import close, mode_of, repeated, unlink
-from treepack._src.storage.store import Entry, Store, Stored
+from treepack._src.storage.store import Entry, Response, Store
 
 # Other threads may remove a directory at the same time, or claim it, which makes its lease.
 _CHANGES = {errno.ENOENT, errno.ENOTEMPTY, errno.EISDIR, errno.ENOTDIR}
@@ -20,9 +20,9 @@ _ATTEMPTS = 20
 class Disk(Store):
     is_local = True
 
-    def get(self, path: str) -> Stored:
+    def get(self, path: str) -> Response:
         content = core.Content.read(path, progress=None, regular=True)
-        return Stored(content.nbytes, None, content.read_range(0, content.nbytes))
+        return Response(content.nbytes, None, content.read_range(0, content.nbytes))
 
     def put(self, path: str, data: bytes, before: Any = None, *, durable: bool = True) -> None:
         layout = core.lay_raw(data, [], snapshot=False)

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from treepack._src.forks import Locked
 from treepack._src.options import Buffer
 from treepack._src.storage.hiding import hiding
-from treepack._src.storage.store import Entry, RemoteStore, Stored
+from treepack._src.storage.store import Entry, RemoteStore, Response
 from treepack._src.storage.urls import Url
 
 # The size in bytes of the blocks in which files are written.
@@ -137,11 +137,11 @@ class FileSystem(Locked, RemoteStore):
         self.at_once = 1 if len(list(_layers(fs))) > 1 else 8
 
     @_hiding
-    def head(self, path: str, count: int) -> Stored:
+    def head(self, path: str, count: int) -> Response:
         info = self._info(path)
         if info.get("type") == "directory":
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.url.shown)
-        return Stored(info["size"], None, b"")
+        return Response(info["size"], None, b"")
 
     def _info(self, path: str) -> Any:
         try:
@@ -155,11 +155,11 @@ class FileSystem(Locked, RemoteStore):
             return lowest.info(path)  # caches list the directory, which web servers do not
 
     @_hiding
-    def get(self, path: str) -> Stored:
+    def get(self, path: str) -> Response:
         info = self._info(path)  # raises FileNotFoundError, unlike reads of some systems
         *_, lowest = _layers(self._fs)
         data = (lowest if info["size"] is None else self._fs).cat_file(path)  # caches need a size
-        return Stored(len(data), None, data)
+        return Response(len(data), None, data)
 
     @_hiding
     def range(self, path: str, start: int, stop: int, version: Any) -> Buffer:

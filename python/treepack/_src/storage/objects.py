@@ -22,7 +22,7 @@ from treepack._src.storage.store import (
     ConditionError,
     Entry,
     RemoteStore,
-    Stored,
+    Response,
 )
 from treepack._src.storage.urls import Url, shown
 from treepack.errors import TreepackError
@@ -143,7 +143,7 @@ class ObjectStore(RemoteStore):
                     f"options of obstore.store.from_url, such as {_CREDENTIALS[self._kind][0]}"
                 ) from error
 
-    def head(self, path: str, count: int) -> Stored:
+    def head(self, path: str, count: int) -> Response:
         with self._translated(path):
             try:
                 return self._end(path, {"suffix": count}, count)
@@ -160,7 +160,7 @@ class ObjectStore(RemoteStore):
                     return self._end(path, (nbytes - count, nbytes), count)
             return self.get(path)
 
-    def get(self, path: str) -> Stored:
+    def get(self, path: str) -> Response:
         with self._translated(path):
             try:
                 _, stored = self._read(path, {})
@@ -176,7 +176,7 @@ class ObjectStore(RemoteStore):
                 )
             return stored
 
-    def _streamed(self, path: str) -> Stored:
+    def _streamed(self, path: str) -> Response:
         """Reads a file of a web server whose response has no size, which obstore rejects."""
         from urllib.request import Request, urlopen
 
@@ -185,9 +185,9 @@ class ObjectStore(RemoteStore):
             request.add_unredirected_header(name, os.fsdecode(text))  # for this host only
         with urlopen(request, timeout=_STREAM_TIMEOUT_S) as response:
             data: bytes = response.read()
-        return Stored(len(data), None, data)
+        return Response(len(data), None, data)
 
-    def _end(self, path: str, part: Any, count: int) -> Stored:
+    def _end(self, path: str, part: Any, count: int) -> Response:
         start, stored = self._read(path, {"range": part})
         nbytes = memoryview(stored.data).nbytes
         expected = min(count, stored.nbytes or 0)
@@ -206,12 +206,12 @@ class ObjectStore(RemoteStore):
         with self._translated(path):
             return self._read(path, options)[1].data
 
-    def _read(self, path: str, options: dict[str, Any]) -> tuple[int, Stored]:
-        def read() -> tuple[int, Stored]:
+    def _read(self, path: str, options: dict[str, Any]) -> tuple[int, Response]:
+        def read() -> tuple[int, Response]:
             response = self._obstore.get(self._store, path, options=options)
             meta = response.meta
             data = response.bytes()
-            return response.range[0], Stored(meta["size"], _version_in(meta), data)
+            return response.range[0], Response(meta["size"], _version_in(meta), data)
 
         return self._again(read)
 

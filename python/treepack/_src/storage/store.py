@@ -24,7 +24,7 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".") and ".treepack-" not in name and not name.startswith(".z")
 
 
-class Stored(NamedTuple):
+class Response(NamedTuple):
     """The response to a request for a file: size and version, if known, and some last bytes."""
 
     nbytes: int | None
@@ -59,7 +59,7 @@ class Store(abc.ABC):
     has_conditions: bool = False
 
     @abc.abstractmethod
-    def get(self, path: str) -> Stored: ...
+    def get(self, path: str) -> Response: ...
 
     @abc.abstractmethod
     def put(self, path: str, data: bytes, before: Any = None, *, durable: bool = True) -> None:
@@ -129,7 +129,7 @@ class RemoteStore(Store):
     at_once: int
 
     @abc.abstractmethod
-    def head(self, path: str, count: int) -> Stored:
+    def head(self, path: str, count: int) -> Response:
         """Returns size and version of a file, with its last `count` bytes if the store can."""
 
     @abc.abstractmethod

@@ -212,7 +212,7 @@ def _array(
     if member.compress_type == _STORED and header.is_plain:
         lengths = content.read_range(member.header_offset + 26, member.header_offset + 30)
         start = member.header_offset + 30 + sum(struct.unpack("<HH", lengths)) + header.nbytes
-        return Stored(header.shape, header.dtype, read, content, start)
+        return StoredMember(header.shape, header.dtype, read, content, start)
     array = Packed(header, read)
     if not header.is_text:
         return array
@@ -220,7 +220,7 @@ def _array(
     return texts(array.make())
 
 
-class Stored(Computed):
+class StoredMember(Computed):
     def __init__(
         self,
         shape: tuple[int, ...],

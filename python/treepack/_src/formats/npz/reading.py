@@ -12,7 +12,7 @@ from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.formats import SEPARATOR
 from treepack._src.formats.named import nested
-from treepack._src.formats.npz.archive import Packed, Refused, Stored, read_npz
+from treepack._src.formats.npz.archive import Packed, Refused, StoredMember, read_npz
 from treepack._src.formats.npz.walk import walked
 from treepack._src.options import Status, Tell
 from treepack._src.pytree.state_dict import leaves_of
@@ -63,7 +63,9 @@ class NpzReader(Reader):
         visited = {name: None if type(leaf) is list else leaf for name, leaf in arrays.items()}
         leaves = leaves_of(nested(visited, self.separator), ())
         self._arrays = {
-            _paths.text(parts): leaf for parts, leaf in leaves if isinstance(leaf, (Stored, Packed))
+            _paths.text(parts): leaf
+            for parts, leaf in leaves
+            if isinstance(leaf, (StoredMember, Packed))
         }
         super().__init__(source, opened._replace(content=laid, blocks=None), **options)
 
