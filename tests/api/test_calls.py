@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -30,11 +31,13 @@ def calls(call: Callable[[], Any]) -> list[str]:
         if event == "call":
             found.append(frame.f_code.co_qualname)
 
+    gc.disable()  # JAX and hypothesis follow it by functions of Python
     sys.setprofile(note)
     try:
         call()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return found[1:]
 
 
