@@ -140,6 +140,24 @@ OTHER = {"head": {"kernel": np.ones((3, 9))}}
         ({"heads": HEAD["head"]}, HEAD, "keeps head, .* at heads", {"select": ["params", "head"]}),
         ({"x": OTHER}, {"x": HEAD}, "keeps all of x,", {"select": ["params", "x/head/w"]}),
         (HEAD, {"y": 1}, "", {"select": ["params", "y"]}),
+        ({"haed": HEAD["head"]}, HEAD, "keeps head, .* at haed .* mapping={'head': 'haed'}", {}),
+        ({"x": {"haed": HEAD["head"], **PARAMS}}, {"x": HEAD | PARAMS}, "keeps x/head,", {}),
+        ({"x": {"w": 1, "b": 2}}, {"x": {"w": 1, "bias": 2}}, "keeps x/bias, .* at x/b ", {}),
+        (
+            {"x": {"y": HEAD["head"] | {"b": 1}}},
+            {"x": {"y": OTHER["head"] | {"b": 1}}},
+            "keeps x/y/kernel, .* at x/y/w ",
+            {},
+        ),
+        ({"x": {"w": 1, "b": 2}}, {"x": {"w": 1, "bias": 2}}, "", {"exclude": "x/bias"}),
+        ({"w": 1, "b": 2}, {"w": 1, "c": 2}, "", {}),
+        ({"x": PARAMS}, {"x": PARAMS | HEAD}, "", {}),
+        (
+            HEAD | {"v": 1},
+            {"last": HEAD["head"], "y": 1},
+            "mapping= gives leaves at lats that are not used: change mapping=",
+            {"mapping": {"lats": "head", "y": "v"}},
+        ),
     ],
 )
 def test_a_subtree_that_stays_beside_unused_leaves_is_a_warning(

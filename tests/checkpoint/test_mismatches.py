@@ -188,7 +188,8 @@ def test_shapes_are_no_values_to_keep(saved: Saved) -> None:
     text = refused(load, template, missing="target")
     assert text.endswith("arrays, not jax.ShapeDtypeStructs, for m/new")
     with_values = {"m": {**template["m"], "new": jnp.zeros(3)}}
-    assert load(with_values, missing="target")["m"]["new"].shape == (3,)
+    with pytest.warns(UserWarning, match="keeps m/new, .* at m/v that are not used"):
+        assert load(with_values, missing="target")["m"]["new"].shape == (3,)
     part = load(template, select="m/w", missing="target")
     assert part["m"]["w"].shape == (2, 3)
 

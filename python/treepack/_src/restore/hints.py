@@ -121,7 +121,7 @@ def about_root(mismatches: list[Mismatch]) -> str:
     if mismatch.path != ROOT and missing != {"str"}:
         return ""
     if mismatch.expected.endswith(("str", "(str)")):
-        return "This argument is a template: for a part of the file, pass select=."
+        return "This argument is a template: for a part of the file, pass select= in its place."
     if mismatch.expected == "int" and mismatch.found.startswith("a subtree"):
         return (
             "This argument is a template: for a version, pass newer_than=; for a step, "
@@ -160,7 +160,11 @@ def about_names(
         for it in mismatches
         if it.similar
     }
-    if similar:
+    of_rules = [it for it in mismatches if it.similar and _is_of_rules(it.similar, names_of)]
+    if of_rules and not has_function:
+        new, old = printable(of_rules[0].path), printable(of_rules[0].similar)
+        yield f"Write {new!r} in place of {old!r} in the rules of mapping=, if this is its name."
+    elif similar:
         pairs = shortened((f"{new!r}: {old!r}" for old, new in similar.items()), len(similar))
         names = "this is its name" if len(similar) == 1 else "these are their names"
         yield f"{_mapped(pairs, names_of, has_function)} if {names} in the file."
@@ -204,6 +208,13 @@ def about_names(
                 "the template."
             )
             break
+
+
+def _is_of_rules(path: str, names_of: Mapping[str, str] | None) -> bool:
+    """Returns whether only rules of a mapping make a path."""
+    return names_of is not None and not any(
+        path == new or f"{old}/".startswith(f"{path}/") for new, old in names_of.items()
+    )
 
 
 def about_keys(mismatches: list[Mismatch]) -> Iterator[str]:

@@ -165,10 +165,12 @@ class Coverage:
             )
         elif moved := _moved(kept, unused):
             new, old = (path_end(printable(path)) for path in moved)
+            there, change = ("the file has", f"pass mapping={{{new!r}: {old!r}}}")
+            if self.names is not None:  # the path may be that of a rule
+                there, change = "mapping= gives", "change mapping="
             warn(
-                f'missing="target" keeps {new}, and the file has leaves at {old} that are not '
-                f"used: pass mapping={{{new!r}: {old!r}}} if they are the same, or "
-                f"exclude={new!r} to keep it"
+                f'missing="target" keeps {new}, and {there} leaves at {old} that are not used: '
+                f"{change} if they are the same, or exclude={new!r} to keep it"
             )
 
     def wanted(self, corrupt: Collection[str] = ()) -> list[Mismatch]:
@@ -209,16 +211,31 @@ def _moved(ours: Collection[str], theirs: Collection[str]) -> tuple[str, str] | 
             for tail in (rest, rest.partition("/")[2]):
                 if "/" in tail and tail in flat:
                     return _without_tail(*((tail, path) if deep is theirs else (path, tail)))
-    heads: dict[str, list[str]] = {}
+    return _alike(ours, theirs)
+
+
+def _alike(ours: Collection[str], theirs: Collection[str]) -> tuple[str, str] | None:
+    """Returns a path of each side that differ in one similar name, or else only in the last one."""
+    rests: dict[tuple[str, ...], list[str]] = {}
     for path in theirs:
-        head, _, rest = path.partition("/")
-        heads.setdefault(rest, []).append(head)
+        for head, name, rest in _names(path):
+            rests.setdefault((*head, "", *rest), []).append(name)
+    beside = None
     for path in ours:
-        head, _, rest = path.partition("/")
-        near = difflib.get_close_matches(head, heads.get(rest, [])[:10], n=1, cutoff=0.8)
-        if rest and near and len(head) <= _MOST_PATH:
-            return head, near[0]
-    return None
+        for head, name, rest in _names(path):
+            names = rests.get((*head, "", *rest), [])[:10]
+            for near in difflib.get_close_matches(name, names, n=1, cutoff=0.75):
+                return "/".join((*head, name)), "/".join((*head, near))
+            if names and head and not rest:
+                beside = beside or (path, "/".join((*head, names[0])))
+    return beside
+
+
+def _names(path: str) -> Iterator[tuple[list[str], str, list[str]]]:
+    """Yields each name of a path, between those before and after it; of leaves below the root."""
+    parts = path.split("/") if len(path) <= _MOST_PATH else []
+    for at, name in enumerate(parts) if len(parts) > 1 else ():
+        yield parts[:at], name, parts[at + 1 :]
 
 
 def _without_tail(one: str, other: str) -> tuple[str, str]:
