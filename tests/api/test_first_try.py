@@ -450,10 +450,13 @@ def test_verification_of_a_patch_without_its_base() -> None:
 
 
 def test_one_of_several_new_names_matches_nothing() -> None:
-    with pytest.warns(UserWarning, match="the tree has no leaf for rule 'bb': 'd'"):
+    with pytest.warns(UserWarning, match="the tree has no leaf for rule 'bb': 'd'; is it 'b'"):
         treepack.save(
             "model.safetensors", {"a": WEIGHT, "b": WEIGHT}, mapping={"a": "c", "bb": "d"}
         )
+    treepack.save("model", {"c": {"d": WEIGHT}, "b": WEIGHT})
+    with pytest.warns(UserWarning, match="no leaf for rule 'y': 'cc/d'; is it 'c/d'"):
+        treepack.load("model", mapping={"x": "b", "y": "cc/d"})
 
 
 def test_representations() -> None:

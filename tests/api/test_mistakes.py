@@ -31,6 +31,7 @@ import tiers
 import treepack
 from commands import invoke
 from guesses import FUNCTIONS, MORE, NAMES, THINGS, make_guesses
+from lapses import LAPSES, Measured
 from mistakes import CALLS, HERE, RUNS, TREES, Row
 from mixups import KINDS, LEAVES_TOO, MIXED, NUMBERS, OTHERS, make_mixups
 from slips import FILES, HERE_TOO, SLIPS, TEMPLATES, make_slips
@@ -95,6 +96,7 @@ def make_files() -> None:
     treepack.save("even", {"w": np.zeros(2, np.float32)})
     treepack.save("sharded", TREE, sharded=True)
     treepack.save("patch", TREE, base=TREE)
+    treepack.save("with_list", {"layers": [np.ones(2), np.zeros(2)]})
     for name in ("base", "gone"):
         treepack.save(name, TREE)
     treepack.save("elsewhere/patch", TREE, base="base")
@@ -172,7 +174,7 @@ PATHS: list[Row] = [
     ("save('sharded', TREE)", "Is a directory: 'sharded'.*choose a file in it; .*sharded=True", [
         "save('sharded', TREE, sharded=True)"]),
     ("save('model', TREE, sharded=True)",
-        "this name, and sharded=True or Series writes a directory: choose another name: .*model'", [
+        "this name, and sharded=True, .* or Series writes a directory: choose another .*model'", [
             "save('sharded2', TREE, sharded=True)"]),
     ("save('zero/x', TREE)", "Not a directory: 'zero/x'", ["save('folder/x', TREE)"]),
     ("save('x.npz', TREE)", r"\.npz file.*choose \.treepack.* run `treepack convert` on it", [
@@ -438,9 +440,9 @@ PARTS: list[Row] = [
         "load('model', {'b': TREE['params']}, mapping={'b/{i}': 'params/{i}'})"]),
     ("load('model', select='params/[bw]')", r"wildcards are \*, .* is it 'params/\*'", [
         "load('model', select='params/*')"]),
-    ("load('model', 'params')", "This argument is a template: for a part .*select=", [
+    ("load('model', 'params')", "This argument is a template: for a part .*select= in its place", [
         "load('model', select='params')"]),
-    ("file.load('params')", "This argument is a template: for a part .*select=", [
+    ("file.load('params')", "This argument is a template: for a part .*select= in its place", [
         "file.load(select='params')", "file['params'].load()"]),
     ("load('model', Config)", r"got a type \(Config\): pass an object of it", [
         "load('config', {'c': Config(np.ones(2))})"]),
@@ -558,14 +560,14 @@ LEAVES: list[Row] = [
     ("serialization.from_bytes(TREE, dumps(TREE)[:-5])", "at least 5 more bytes are needed; copy", [
         "serialization.from_bytes(TREE, dumps(TREE))"]),
     ("run('get', 'model', 'w', 'x')", "is it 'params/w'", ["run('get', 'model', 'params/w', 'x')"]),
-    ("run('show', 'model', 'params')", "list them with `treepack ls model params`", [
+    ("run('show', 'model', 'params')", "list its children with `treepack ls model params`", [
         "run('ls', 'model', 'params')"]),
     ("run('ls', 'model', 'parms')", "is it 'params'", ["run('ls', 'model', 'params')"]),
 ]  # fmt: skip
 
 ROWS = [
     *(*PATHS, *OPTIONS, *PARTS, *LEAVES, *RUNS, *TREES, *CALLS, *TEMPLATES, *FILES, *SLIPS),
-    *(*NAMES, *FUNCTIONS, *THINGS, *NUMBERS, *LEAVES_TOO, *KINDS, *OTHERS),
+    *(*NAMES, *FUNCTIONS, *THINGS, *NUMBERS, *LEAVES_TOO, *KINDS, *OTHERS, *LAPSES),
 ]
 
 
@@ -624,7 +626,7 @@ def names() -> dict[str, Any]:
     return {
         **{it.__name__: it for it in (*modules, types, jax, treepack)},
         **{it.__name__: it for it in (*verbs, treepack.loads, treepack.dumps)},
-        **{it.__name__: it for it in (Color, Config, Pair, Thing, NamedSharding)},
+        **{it.__name__: it for it in (Color, Config, Measured, Pair, Thing, NamedSharding)},
         **{it.__name__: it for it in (with_w, abstract, closed, salvage, half, partial)},
         **{
             "np": np,

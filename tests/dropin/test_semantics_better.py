@@ -20,6 +20,7 @@ from flax import nnx, struct
 from flax import serialization as flax
 
 import treepack
+from lapses import Measured
 from treepack import errors
 from trees import assert_same
 
@@ -173,6 +174,7 @@ def test_str_void_bytes_and_structured_arrays(value: Any):
 def test_object_and_masked_arrays():
     refused({"a": np.array([None, 1])}, "a", "dtype")
     refused({"a": np.ma.masked_array([1, 2], [True, False])}, "a", "mask")
+    refused({"a": Measured(np.ones(2), "m")}, "a", "attributes")
     for mask in (np.ma.nomask, [False, False]):
         whole = {"a": np.ma.masked_array([1.0, 2.0], mask)}
         encoded = treepack.serialization.to_bytes(whole, align=1)

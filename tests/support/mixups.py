@@ -463,7 +463,7 @@ OTHERS: list[Row] = [
         "1 place does not match the template:", [
             "load('model', TREE, mapping={'params/w': 'params/w'})"]),
     ("load('model', key='params')", "pass select=", ["load('model', select='params')"]),
-    ("load('model', ('params', 'w'))", r"for a part of the file, pass select=\.", [
+    ("load('model', ('params', 'w'))", r"for a part of the file, pass select= in its place", [
         "load('model', select=('params', 'w'))"]),
     ("load('model', step=2)",
         r"load that step, as by treepack\.load\(run\.path\(step\), target\)", [

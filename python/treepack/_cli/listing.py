@@ -257,8 +257,7 @@ def show(
         leaf = found[path]
         if isinstance(leaf, treepack.Tree):
             raise ValueError(
-                f"{path} is a container with {len(leaf)} children: list them with `treepack ls "
-                f"{found.path} {path}`"
+                f"{path} is a container: list its children with `treepack ls {found.path} {path}`"
             )
         if not isinstance(leaf, treepack.LazyArray):
             if as_json:

@@ -139,7 +139,7 @@ _CURES = {
 
 # Options as messages to programs write them.
 _OPTIONS = re.compile(
-    r"\b(align|base|compress|dtype|exclude|level|mapping|max_shard_size|max_size|select|"
+    r"(?<!-)\b(align|base|compress|dtype|exclude|level|mapping|max_shard_size|max_size|select|"
     r"separator)(?:=(?:True(?: \(gzip\))?)?(?=[\s:,;.)]|$)|(?=: | matches | requires ))"
 )
 

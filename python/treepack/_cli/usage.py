@@ -41,6 +41,7 @@ _OPTIONS = {
         "-R -r --recursive --tree": "leave it out: all levels are listed unless --depth limits "
         "them",
         "--format -j --yaml": "use --json",
+        "--select --only": "name the part as PATH, after FILE",
         "--sort -S -t": "send its lines to sort, as in `treepack ls --flat FILE | sort -k2`",
     },
     "info": {"--format -j --yaml": "use --json"},
@@ -69,6 +70,8 @@ _OPTIONS = {
         "--threads -j": "set the environment variable TREEPACK_NUM_THREADS",
         "--cast --precision": "use --dtype",
         "--rename --stack --unstack --transpose": "use --map NEW=OLD=AXES",
+        "--region --endpoint --profile --anon --storage-options": "set the environment variables "
+        "of the store, such as AWS_REGION",
         "--force --overwrite -y": "leave it out: files are always replaced",
     },
 }

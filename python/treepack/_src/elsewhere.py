@@ -55,7 +55,21 @@ _OPTIONS = [
     _Option("f file filename file_path fname", "tree", "pass the path as the first argument"),
     _Option("f file filename file_path fname", "path", "pass the path as the first argument"),
     _Option("ignore skip skip_keys", "exclude", "pass exclude="),
-    _Option("key keys prefix path_prefix only paths", "select", "pass select="),
+    _Option("key keys prefix path_prefix only paths names tensors", "select", "pass select="),
+    _Option("axis_resources shardings in_shardings out_shardings", "sharding", "pass sharding="),
+    _Option(
+        "region endpoint endpoint_url anon key secret token profile credentials access_key_id",
+        "storage_options",
+        'pass it in storage_options=, as {"region": ...}',
+    ),
+    _Option(
+        "return_metadata with_metadata",
+        "on_corrupt",
+        "treepack.read_metadata(path) returns them",
+    ),
+    _Option("compresslevel compression_level", "level", "pass level=, beside compress=True"),
+    _Option("save_dtype param_dtype", "static", "cast the arrays before, as by jax.tree.map"),
+    _Option("use_ocdbt use_zarr3 ocdbt", "durable", "leave it out: it is of Orbax's files"),
     _Option(
         "compress compression decompress",
         "on_corrupt",
@@ -273,7 +287,7 @@ _SERIES = by_name(
         "latest_step all_steps latest": "use steps(), as in run.steps()[-1]",
         "wait_until_finished close": "use wait()",
         "best_step": "use best()",
-        "delete": "use keep=treepack.Keep(...), which removes the others",
+        "delete remove rm": "use keep=treepack.Keep(...), which removes the others",
         "[]": "steps() lists its checkpoints, and treepack.load(run.path(step)) loads one",
     }
 )
@@ -315,6 +329,7 @@ _TREE = by_name(
 _VERIFICATION = by_name(
     {
         "corrupted damaged bad": "use corrupt",
+        "valid is_valid is_ok passed success": "use ok",
         "status statuses": "use leaves, a dict of path and status",
         "error errors failures failed": "use corrupt and damage",
         "raise_for_status raise_ check": "treepack.load(path, verify=True) raises",
@@ -358,7 +373,10 @@ _OF_CLASSES = {
     "Statistics": _STATISTICS,
     "Mapping": _MAPPING,
     "LazyArray": by_name(
-        {"load read array value": "read it by array[...], or a part by array[:10]"}
+        {
+            "load read array value": "read it by array[...], or a part by array[:10]",
+            "at": "use jax.numpy.asarray(array).at",
+        }
     ),
 }
 

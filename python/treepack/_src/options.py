@@ -196,6 +196,8 @@ _CURES = {"cast": ": a dtype is passed as dtype=, without a target"}
 
 def no_choice(name: str, value: Any, choices: Iterable[Any]) -> ValueError:
     text = f"{name} must be {either(map(repr, choices))}, got {value!r:.100}"
+    if name == "compress" and isinstance(value, int):
+        text += ": pass it as level=, beside compress=True"
     return ValueError(text + _CURES.get(name, ""))
 
 

@@ -128,8 +128,10 @@ def parts(path: Any) -> list[str]:
         return path.parts
     if isinstance(path, (tuple, list)):
         return [entry if isinstance(entry, str) else key_name(entry) for entry in path]
+    cure = f": pass {str(path)!r}" if isinstance(path, int) else ""
     raise TypeError(
-        f"a path must be a string, such as 'params/0/w', or a key path of JAX, got {path!r:.100}"
+        "a path must be a string, such as 'params/0/w', or a key path of JAX, got "
+        f"{path!r:.100}{cure}"
     )
 
 

@@ -116,8 +116,9 @@ def diff(
 ) -> Differences:
     """Compares names, shapes, dtypes, values and static data of two checkpoints or trees.
 
-    Reads arrays a block at a time. Code in static data is not compared; types of containers, such
-    as list and tuple, are compared where both sides record them.
+    Reads arrays a block at a time, and compares numbers: 0.0 equals -0.0, and NaN equals NaN. Code
+    in static data is not compared; types of containers, such as list and tuple, are compared where
+    both sides record them.
 
     Args:
       one: Anything that `open` takes, an open `File` or a `Tree` of one, or a tree.

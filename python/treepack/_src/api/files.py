@@ -5,7 +5,6 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Unpack, overload
 
-import treepack._core as core
 from treepack._src import formats
 from treepack._src.api import digest as _digest
 from treepack._src.api.streams import spooled
@@ -183,8 +182,7 @@ def save(
             "dtype= casts the arrays of an open file: those of a tree are cast before, as by "
             "jax.tree.map"
         )
-    if isinstance(tree, bytes) and tree.endswith(core.RECORD_MARK):
-        raise TypeError("the tree is the result of dumps(tree): pass the tree itself")
+    Encoding.check(tree)
     format = formats.to_save(place, export)
     if format is not None:
         format.check(place, export, options)

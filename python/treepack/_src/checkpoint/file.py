@@ -107,6 +107,13 @@ class Tree(Hinting, Mapping[str, Any]):
                 raise
         return Tree(Place(reader, value, parts))
 
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        """Refuses to become an array, which NumPy would make of the keys."""
+        raise TypeError(
+            f"a {type(self).__name__} is a container: look up an array in it, as by file[path], or "
+            "read it by load()"
+        )
+
     def _hint_for(self, name: str) -> str:
         is_key = name[0] != "_" and not self._place.reader.is_closed and name in self
         return f"is it [{name!r}]?" if is_key else super()._hint_for(name)

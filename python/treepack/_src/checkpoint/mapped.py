@@ -219,9 +219,8 @@ class MappedReader(Reader):
             self._leave_out_short()
         if there is None:  # with a template, such leaves are unexpected, or missing
             self.plan.check_apart(self._is_leaf, "tree")
-            if unused := self.plan.unused if not inner.salvages else []:
-                rules = (printable(rule.text) for rule in unused)
-                warn(f"the file has no leaf for {shortened(rules, len(unused))}")
+            if self.plan.unused and not inner.salvages:
+                warn(self.plan.lacks("file", self._values))
         self.outcome: dict[str, Made | str] = {**self.plan.same, **self.plan.made}
         for path, tie in self.plan.ties:
             check_equal(path, self._elements(self.outcome[path]), self._elements(tie))

@@ -113,7 +113,7 @@ class Selector:
             are_names = type(parts) is tuple and all(isinstance(part, str) for part in parts)
             if are_names and len(parts) > 1 and not Selector([*parts]).unmatched(paths):
                 error += f". A tuple is one path: for several patterns, pass a list: {[*parts]}"
-        hints = (_keyed, _separated, _starred, _escaped, _paths.similar)
+        hints = (_keyed, _separated, _dotted, _starred, _escaped, _paths.similar)
         raise TreepackError(error + next(filter(None, (hint(typos[0], paths) for hint in hints))))
 
 
@@ -148,6 +148,11 @@ def _escaped(pattern: str, paths: Iterable[str]) -> str:
         if not Selector(escaped[1:]).unmatched([path]):
             return f"; is it {escaped[1:]!r}?"
     return ""
+
+
+def _dotted(pattern: str, paths: Iterable[str]) -> str:
+    text = pattern.replace(".", "/")
+    return f"; is it {text!r}?" if not Selector(text).unmatched(paths) else ""
 
 
 def _starred(pattern: str, paths: Iterable[str]) -> str:

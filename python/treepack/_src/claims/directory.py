@@ -15,7 +15,6 @@ import os
 import re
 import secrets
 import socket
-import stat
 import threading
 import time
 import weakref
@@ -25,9 +24,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import treepack._core as core
-from treepack._src.calls import mode_of, repeated
+from treepack._src.calls import repeated
 from treepack._src.claims.lease import FILE as LEASE
-from treepack._src.claims.lease import Lease, OwnBusyError
+from treepack._src.claims.lease import Lease, OwnBusyError, make_directory
 from treepack._src.printable import utc, warn
 from treepack._src.registry.static import metadata_in
 from treepack._src.sharded.files import MANIFEST, NAME
@@ -247,13 +246,7 @@ class LocalDirectory(Directory):
 
     def _claim(self, name: str) -> None:
         path = Path(self._path)
-        if stat.S_ISREG(mode_of(path)):
-            text = (
-                "A file has this name, and sharded=True or Series writes a directory: choose "
-                "another name"
-            )
-            raise NotADirectoryError(errno.ENOTDIR, text, str(self._path))
-        core.make_directories(path)
+        make_directory(path)
         try:
             try:
                 self._lease.take(name)

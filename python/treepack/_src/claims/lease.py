@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import treepack._core as core
-from treepack._src.calls import close, repeated, unlink
+from treepack._src.calls import close, mode_of, repeated, unlink
 from treepack._src.printable import utc
 from treepack._src.storage.address import Address
 from treepack._src.storage.naming import naming
@@ -33,6 +33,17 @@ from treepack._src.tasks import Task, Thread
 from treepack.errors import BusyError
 
 FILE = "lease.treepack"
+
+
+def make_directory(path: Path) -> None:
+    if stat.S_ISREG(mode_of(path)):
+        text = (
+            "A file has this name, and sharded=True, format= or Series writes a directory: choose "
+            "another name"
+        )
+        raise NotADirectoryError(errno.ENOTDIR, text, str(path))
+    core.make_directories(path)
+
 
 # The seconds between renewals, and until a lease expires whose lock cannot be tested.
 RENEW_S = 10.0
@@ -72,7 +83,7 @@ class Permit:
             yield cls()
             return
         directory = Path(path)
-        core.make_directories(directory)
+        make_directory(directory)
         lease = Lease(directory)
         with naming(directory):
             lease.take(name)

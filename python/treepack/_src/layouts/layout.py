@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import io
 import mmap
 import os
+import pathlib
 from typing import Any, ClassVar
 
 import treepack._core as core
@@ -121,6 +123,18 @@ class Encoding(dict[str, Any]):
     __slots__ = ()
 
     chunks: ClassVar[Any]
+
+    @staticmethod
+    def check(tree: Any) -> None:
+        """Raises a TypeError, with a cure, for an encoded tree or a file in place of a tree."""
+        if isinstance(tree, bytes) and tree.endswith(core.RECORD_MARK):
+            raise TypeError("the tree is the result of dumps(tree): pass the tree itself")
+        is_path = isinstance(tree, (str, pathlib.PurePath)) and os.path.exists(tree)  # noqa: PTH110
+        if is_path or isinstance(tree, io.IOBase):
+            raise TypeError(
+                f"the tree is {'the path of a file' if is_path else 'a file object'}: pass "
+                "treepack.load(path); treepack.save copies treepack.open(path)"
+            )
 
     def plain(self, tree: Any) -> core.Layout:
         chunk = self.chunks.MAX_CHUNK_SIZE

@@ -23,7 +23,7 @@ from treepack._src.mapping.leaves import Leaf, check_equal
 from treepack._src.mapping.moving import Made, Source
 from treepack._src.mapping.plan import Fault
 from treepack._src.mapping.ruleset import RuleSet
-from treepack._src.printable import printable, shortened, warn
+from treepack._src.printable import warn
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.readers.reader import LazyArray
 
@@ -38,8 +38,7 @@ def mapped_leaves(tree: Any, mapping: Any, *, snapshot: bool) -> Leaves:
         raise Fault.error(plan.faults)
     plan.check_apart(lambda path: not isinstance(leaves[path], dict), "file")
     if plan.unused:
-        rules = (printable(rule.text) for rule in plan.unused)
-        warn(f"the tree has no leaf for {shortened(rules, len(plan.unused))}")
+        warn(plan.lacks("tree", here))
     held = _Sources(leaves, snapshot)
     ties: dict[str, list[Made | str]] = {}
     for new, tie in plan.ties:

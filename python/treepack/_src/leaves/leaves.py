@@ -75,7 +75,15 @@ def is_abstract_array(value: object) -> bool:
 def _class_of_array(value: np.ndarray | np.generic) -> Class:
     if isinstance(value, np.ma.MaskedArray):
         return Class.MASKED
+    if _has_attributes(value):
+        return Class.UNSUPPORTED
     return Class.ARRAY if isinstance(value, np.ndarray) else Class.SCALAR
+
+
+def _has_attributes(value: Any) -> bool:
+    """Returns whether an array is of a subclass that carries attributes, as NumPy describes it."""
+    owners = (ty for ty in type(value).__mro__ if "__array_finalize__" in vars(ty))
+    return isinstance(value, np.ndarray) and next(owners).__module__.split(".")[0] != "numpy"
 
 
 def explain(value: Any) -> str:
@@ -134,6 +142,13 @@ def _is_named_function(value: Any) -> bool:
     return callable(value) and hasattr(value, "__name__")
 
 
+def _is_key(value: Any) -> bool:
+    return type(value).__module__.startswith("jax") and type(value).__name__ in _KEYS
+
+
+# The entries of key paths.
+_KEYS = ("DictKey", "SequenceKey", "GetAttrKey", "FlattenedIndexKey")
+
 # Remedies for values that are common among leaves: types or a predicate, and a text. The first one
 # that fits counts.
 _REMEDIES: list[tuple[Any, str]] = [
@@ -141,6 +156,10 @@ _REMEDIES: list[tuple[Any, str]] = [
     (
         instance_of("numpy.ma", "MaskedArray"),
         "the mask would be lost; save data and mask as two arrays",
+    ),
+    (
+        _has_attributes,
+        "its attributes would be lost: save numpy.asarray(...) of it, and them beside it",
     ),
     (enum.Enum, "save its .value"),
     (flax.is_linen_module, "a linen Module is configuration; save its variables"),
@@ -151,6 +170,7 @@ _REMEDIES: list[tuple[Any, str]] = [
     (_AS_TEXT, "save str(...) of it, or pass it as metadata="),
     ((set, frozenset), "a set has no order: save sorted(...) of it, or pass it as metadata="),
     ((range, collections.deque), "save list(...) of it, or pass it as metadata="),
+    (_is_key, "a key is not a leaf: save the tree, or iter(...) of the pairs of a path and a leaf"),
     (
         collections.abc.ItemsView,
         "save dict(...) of it, or iter(...) of it, whose pairs are paths and leaves",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,6 +77,13 @@ class Plan(NamedTuple):
     left: list[str]
     hidden: list[str]
     ruled: list[str]
+
+    def lacks(self, here: str, paths: Iterable[str]) -> str:
+        """Says which rules match nothing, and a path of this side, `here`, that is meant."""
+        rules = (printable(rule.text) for rule in self.unused)
+        near = self.unused[0].near(paths, None)
+        hint = near if "is it" in near else ""
+        return f"the {here} has no leaf for {shortened(rules, len(self.unused))}{hint}"
 
     def check_apart(self, is_leaf: Callable[[str], bool], there: str) -> None:
         if hidden := [path for path in self.hidden if is_leaf(path)]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -107,11 +108,27 @@ class Rule:
 
         if {"*", "\\"} & {*ours.text, *theirs.text}:  # of globs and regular expressions
             return "; write indices in place of *, as in {'new/{i}/kernel': 'old/{i}/w'}"
-        if self.here.is_file and fits(theirs, here) and (there is None or fits(ours, there)):
+        is_above = f"{ours.text.replace('.', '/')}/".startswith(f"{theirs.text.replace('.', '/')}/")
+        is_reversed = self.here.is_file and not is_above and fits(theirs, here)
+        if is_reversed and (there is None or fits(ours, there)):
             pair = f"{ours.text!r}: {theirs.text!r}"
             axes = "" if self.is_plain else ", with the axes of both sides exchanged"
             return f"; keys are paths of the tree: is it {{{pair}}}{axes}?"
-        return _paths.similar(ours.text.replace(".", "/"), here)
+        text = ours.text.replace(".", "/")
+        return _with_indices(text, _paths.similar(text, here))
+
+
+def _with_indices(text: str, hint: str) -> str:
+    """Writes the indices of a path in place of numbers in a similar one."""
+    match = re.fullmatch(r"; is it '(.*)'\?", hint)
+    names, found = text.split("/"), match[1].split("/") if match else []
+    if len(names) != len(found):
+        return hint
+    both = zip(names, found, strict=True)
+    path = "/".join(
+        name if re.fullmatch(r"{\w+}", name) and at.isdigit() else at for name, at in both
+    )
+    return f"; is it {path!r}?"
 
 
 OPTIONS = {
@@ -210,6 +227,7 @@ _ALONG = "(('gate', 'up'), 'f m -> n f m', {'along': 'n'})"
 
 def _check_axes(rule: Rule) -> None:
     file, tree = rule.here, rule.there
+    reversed_ = "; keys are paths of the tree: if this one is of the file, exchange the paths"
     for path, side, other in (("file", file, tree), ("tree", tree, file)):
         for name in side.indices:
             is_shared = name in other.indices
@@ -217,7 +235,7 @@ def _check_axes(rule: Rule) -> None:
                 raise ValueError(
                     f"{name} is an index in the path of the {path}, and an axis there: give the "
                     "axis another name, since an index is an axis of the other side, where the "
-                    "arrays are stacked"
+                    f"arrays are stacked{reversed_ if side is tree else ''}"
                 )
             if not is_shared and name not in other.axes:
                 raise ValueError(

@@ -87,6 +87,7 @@ class Head(NamedTuple):
         return f"version {self.number}" if self.versions else "no version"
 
     def encoded(self, tree: Any, static: Static) -> tuple[core.Content, core.Content]:
+        Encoding.check(tree)
         base = self.content
         layout = Encoding(align=64, index=True, base=base).tree(tree, static=static)
         patch = core.Content.lent(layout.to_bytes(threads=None))

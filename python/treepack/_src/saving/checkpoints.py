@@ -31,6 +31,7 @@ class FileWrite:
 def encoded(
     path: Address, tree: Any, saved: Saved, writing: Writing, *, snapshot: bool
 ) -> FileWrite | ShardedWrite:
+    Encoding.check(tree)
     kind = ShardedWrite if saved.sharded else FileWrite
     return kind(path, tree, saved, writing, snapshot=snapshot)
 

@@ -7,7 +7,7 @@ import functools
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MappingView, Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -62,7 +62,7 @@ class Address(str):
         address = cls.or_data(path, storage_options)
         if not isinstance(address, Address):
             remedy = "pass it as a str or a pathlib.Path"
-            if isinstance(path, (Mapping, list, tuple)) or hasattr(path, "dtype"):
+            if isinstance(path, (Mapping, MappingView, list, tuple)) or hasattr(path, "dtype"):
                 remedy = (
                     "the path comes first, as in save(path, tree), or second, as in "
                     "serialization.load_from_file(tree, path)"

@@ -53,7 +53,10 @@ def _hint(source: Any) -> str:
     # Equal suffixes do not make names similar. A series calls the checkpoint of step 1 `step_1`.
     stems = {_stem(other).lower(): other for other in sorted(names)}
     steps = [other for other in names if name.isdigit() and re.fullmatch(rf"\D+{name}", other)]
-    near = [stems[stem] for stem in difflib.get_close_matches(_stem(name).lower(), stems, n=1)]
+    stem = _stem(name)
+    # The suffix may be misspelt.
+    stem = os.path.splitext(name)[0] if stem == name else stem  # noqa: PTH122
+    near = [stems[stem] for stem in difflib.get_close_matches(stem.lower(), stems, n=1)]
     if near := [*steps, *near]:
         return f"is it {os.path.join(folder, near[0])!r}?"  # noqa: PTH118
     alike = sorted(other for other in names if _stem(other) != other) or sorted(names)

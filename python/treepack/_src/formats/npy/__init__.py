@@ -92,7 +92,8 @@ class Npy(Format):
         arrays = dict(leaves)
         if [*arrays] != [()]:
             raise TreepackError(
-                "a .npy file has one array: get one (numpy.save(name, file[path])), or choose .npz"
+                "a .npy file has one array: get one, by `treepack get` or numpy.save(name, "
+                "file[path]), or choose .npz"
             )
         _arrays.check_dtype(arrays[()], _paths.ROOT, self.name)
 

@@ -1,0 +1,93 @@
+"""Files in place of trees, rules of the wrong side, and other lapses, for `test_mistakes`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mistakes import Row
+
+
+class Measured(np.ndarray):
+    """An array with a unit, as of astropy."""
+
+    def __new__(cls, values: Any, unit: str) -> Measured:
+        made: Measured = np.asarray(values).view(cls)
+        made.unit = unit
+        return made
+
+    def __array_finalize__(self, other: Any) -> None:
+        self.unit = getattr(other, "unit", None)
+
+
+LAPSES: list[Row] = [
+    ("save('x', 'model')", "the tree is the path of a file: pass .*copies treepack.open", [
+        "save('x', open('model'))", "save('x', load('model'))", "save('x', 'no file')"]),
+    ("save('x', pathlib.Path('model'))", "the tree is the path of a file", [
+        "save('x', open('model'))"]),
+    ("save('x', open_binary('model'))", "the tree is a file object", [
+        "save('x', open(open_binary('model')))"]),
+    ("dumps('model')", "the tree is the path of a file: pass treepack.load", [
+        "dumps(load('model'))"]),
+    ("treepack.Series('run').save(9, 'model')", "the tree is the path of a file", [
+        "treepack.Series('run').save(9, load('model'))"]),
+    ("treepack.Series('run').save(9, dumps(TREE))", "pass the tree itself", [
+        "treepack.Series('run').save(9, TREE)"]),
+    ("treepack.Publisher('policy').push('model', version=2)", "the tree is the path of a file", [
+        "treepack.Publisher('policy').push(load('model'), version=2)"]),
+    ("save('x', {'q': Measured(np.ones(2), 'm')})", "at q: .*its attributes would be lost: save", [
+        "save('x', {'q': np.asarray(Measured(np.ones(2), 'm')), 'unit': 'm'})"]),
+    ("serialization.to_bytes({'q': Measured(np.ones(2), 'm')})", "attributes would be lost", [
+        "serialization.to_bytes({'q': np.asarray(Measured(np.ones(2), 'm'))})"]),
+    ("save('x', jax.tree.leaves_with_path(TREE))", r"a key is not a leaf: .*iter\(\.\.\.\)", [
+        "save('x', iter(jax.tree.leaves_with_path(TREE)))"]),
+    ("np.asarray(file['params'])", r"a Tree is a container: .*file\[path\], or .*load\(\)", [
+        "np.asarray(file['params/w'])", "file['params'].load()"]),
+    ("jax.tree.map(jnp.asarray, file)", "a File is a container", [
+        "jax.tree.map(jnp.asarray, file.load())"]),
+    ("file['params'][0]", "got 0: pass '0'$", ["open('with_list')['layers']['0']"]),
+    ("file['params/w'].at[0].set(1)", r"use jax.numpy.asarray\(array\).at$", [
+        "jnp.asarray(file['params/w']).at[0].set(1)"]),
+    ("verify('model').valid", "use ok$", ["verify('model').ok"]),
+    ("treepack.Series('run').remove(1)", "use keep=", [
+        "treepack.Series('run', keep=treepack.Keep(last=1)).save(5, TREE)"]),
+    ("load('nested', mapping={'heads': 'heads.weigh'})", "is it 'heads/weight'.$", [
+        "load('nested', mapping={'heads': 'heads/weight'})"]),
+    ("load('with_list', mapping={'w': ('layer/{i}', 'a -> i a')})", "is it 'layers/{i}'.$", [
+        "load('with_list', mapping={'w': ('layers/{i}', 'a -> i a')})"]),
+    ("load('with_list', mapping={'layers/{i}': ('w', 'a -> i a')})", "exchange the paths", [
+        "load('with_list', mapping={'w': ('layers/{i}', 'a -> i a')})"]),
+    ("load('model', select='params.*')", "is it 'params/.'", ["load('model', select='params/*')"]),
+    ("load('model', {'params': {'w': np.zeros((2, 3))}, 'q': {'c': 1}}, "
+     "mapping={'qq/c': 'step'}, cast=True)", "Write 'q' in place of 'qq' in the rules", [
+        "load('model', {'params': {'w': np.zeros((2, 3))}, 'q': {'c': 1}}, "
+        "mapping={'q/c': 'step'}, cast=True)"]),
+    ("load('modl.treepak')", "is it 'model'", ["load('model')"]),
+    ("save('model', TREE['params'], format='safetensors')", "A file has this name.*format=", [
+        "save('m', TREE['params'], format='safetensors')"]),
+    ("save('x', TREE, compress=9)", "got 9: pass it as level=", [
+        "save('x', TREE, compress=True, level=9)"]),
+    ("save('x', TREE, compresslevel=9)", "pass level=, beside compress=True", [
+        "save('x', TREE, compress=True, level=9)"]),
+    ("save('x', TREE, save_dtype='float16')", "cast the arrays before, as by jax.tree.map", [
+        "save('x', jax.tree.map(lambda x: x.astype('float16'), TREE))"]),
+    ("save('x', TREE, use_ocdbt=True)", "leave it out", ["save('x', TREE)"]),
+    ("load('model', tensors=['params/w'])", "pass select=$", ["load('model', select='params/w')"]),
+    ("load('model', axis_resources=split)", "pass sharding=$", [
+        "load('even', sharding=split)"]),
+    ("load('model', return_metadata=True)", r"treepack.read_metadata\(path\) returns them", [
+        "treepack.read_metadata('model')"]),
+    ("load('memory://m', region='eu')", "pass it in storage_options=", [
+        "load('memory://m', storage_options={})"]),
+    ("treepack.write_stream(TREE.items(), 'x')", "the path comes first", [
+        "treepack.write_stream('x', iter(TREE['params'].items()))"]),
+    ("run('convert', 'model', 'x.npy')", "get one, by `treepack get`", [
+        "run('get', 'model', 'params/w', 'x.npy')"]),
+    ("run('convert', 'model', 'x', '--gzip', '--numbers')", "--gzip and --level: pass only one", [
+        "run('convert', 'model', 'x', '--numbers')"]),
+    ("run('ls', 'model', '--select', 'params')", "name the part as PATH, after FILE", [
+        "run('ls', 'model', 'params')"]),
+    ("run('ls', 's3://a/b', '--region', 'eu')", "set the environment variables", []),
+]  # fmt: skip
+"""Mistakes of users who come from other libraries, first seen in their programs."""
