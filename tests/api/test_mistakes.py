@@ -96,6 +96,7 @@ def make_files() -> None:
     treepack.save("even", {"w": np.zeros(2, np.float32)})
     treepack.save("sharded", TREE, sharded=True)
     treepack.save("patch", TREE, base=TREE)
+    treepack.save("pair_of", {"a": np.ones((4, 3)), "b": np.ones((4, 2, 3))})
     treepack.save("with_list", {"layers": [np.ones(2), np.zeros(2)]})
     for name in ("base", "gone"):
         treepack.save(name, TREE)

@@ -151,6 +151,7 @@ OTHER = {"head": {"kernel": np.ones((3, 9))}}
         ),
         ({"x": {"w": 1, "b": 2}}, {"x": {"w": 1, "bias": 2}}, "", {"exclude": "x/bias"}),
         ({"w": 1, "b": 2}, {"w": 1, "c": 2}, "", {}),
+        ({"x": {"121": HEAD, **PARAMS}}, {"x": {"12": HEAD, **PARAMS}}, "", {}),
         ({"x": PARAMS}, {"x": PARAMS | HEAD}, "", {}),
         (
             HEAD | {"v": 1},

@@ -63,6 +63,10 @@ LAPSES: list[Row] = [
      "mapping={'qq/c': 'step'}, cast=True)", "Write 'q' in place of 'qq' in the rules", [
         "load('model', {'params': {'w': np.zeros((2, 3))}, 'q': {'c': 1}}, "
         "mapping={'q/c': 'step'}, cast=True)"]),
+    ("load('pair_of', {'a': np.zeros(3), 'b': np.zeros((2, 3))})", "The file has one more .* 4 ", [
+        "load('pair_of', {'a': np.zeros(3), 'b': np.zeros((2, 3))}, strict=False)['a'][0]"]),
+    ("load('with_list', {'layers': [np.zeros((4, 2)), np.zeros((4, 2))]})", "The template has", [
+        "load('with_list', jax.tree.map(lambda x: x[0], {'layers': [np.zeros((4, 2))] * 2}))"]),
     ("load('modl.treepak')", "is it 'model'", ["load('model')"]),
     ("save('model', TREE['params'], format='safetensors')", "A file has this name.*format=", [
         "save('m', TREE['params'], format='safetensors')"]),

@@ -328,11 +328,28 @@ def _sizes(text: str) -> list[int] | None:
     return match and [int(size) for size in match[1][1:-1].split(",") if size]
 
 
+def _about_copies(shapes: list[tuple[list[int], list[int]]]) -> Iterator[str]:
+    """Yields a hint if one side of all arrays has copies of the other's, as for `jax.pmap`."""
+    for at, hint in (
+        (0, "jax.tree.map(lambda x: x[0], template) as the template, and replicate the result."),
+        (1, "strict=False, and take [0] of each array of the result, as by jax.tree.map."),
+    ):
+        both = [(sides[at], sides[1 - at]) for sides in shapes]
+        counts = {more[0] if more and more[1:] == other else -1 for more, other in both}
+        if len(both) > 1 and len(counts) == 1 and -1 not in counts:
+            yield (
+                f"{('The template', 'The file')[at]} has one more dimension of {counts.pop()} in "
+                f"each array, as flax's replicate or jax.vmap makes: pass {hint}"
+            )
+
+
 def about_leaves(mismatches: list[Mismatch]) -> Iterator[str]:
     shapes = [
         (_sizes(mismatch.expected), _sizes(mismatch.found), is_reshaped(mismatch))
         for mismatch in mismatches
     ]
+    known = ((it[0], it[1]) for it in shapes if it[0] is not None and it[1] is not None)
+    yield from _about_copies([sides for sides in known if sides[0] != sides[1]])
     for ours, theirs, is_same_size in shapes:
         if is_same_size and _split(theirs or [], ours or []) is None:
             yield (

@@ -217,11 +217,11 @@ def _moved(ours: Collection[str], theirs: Collection[str]) -> tuple[str, str] | 
 def _alike(ours: Collection[str], theirs: Collection[str]) -> tuple[str, str] | None:
     """Returns a path of each side that differ in one similar name, or else only in the last one."""
     rests: dict[tuple[str, ...], list[str]] = {}
-    for path in theirs:
+    for path in sorted(theirs)[:_MOST_COMPARED]:
         for head, name, rest in _names(path):
             rests.setdefault((*head, "", *rest), []).append(name)
     beside = None
-    for path in ours:
+    for path in sorted(ours)[:_MOST_COMPARED]:
         for head, name, rest in _names(path):
             names = rests.get((*head, "", *rest), [])[:10]
             for near in difflib.get_close_matches(name, names, n=1, cutoff=0.75):
@@ -232,10 +232,14 @@ def _alike(ours: Collection[str], theirs: Collection[str]) -> tuple[str, str] | 
 
 
 def _names(path: str) -> Iterator[tuple[list[str], str, list[str]]]:
-    """Yields each name of a path, between those before and after it; of leaves below the root."""
+    """Yields each name of a path, between those before and after it; of leaves below the root.
+
+    Leaves out numbers, which are similar without a mistake.
+    """
     parts = path.split("/") if len(path) <= _MOST_PATH else []
     for at, name in enumerate(parts) if len(parts) > 1 else ():
-        yield parts[:at], name, parts[at + 1 :]
+        if not name.isdecimal():
+            yield parts[:at], name, parts[at + 1 :]
 
 
 def _without_tail(one: str, other: str) -> tuple[str, str]:
@@ -250,6 +254,9 @@ _MOST_LISTED = MOST_ROWS // 6
 
 # The maximum number of characters of a path in a list.
 _MOST_PATH = 200
+
+# Limits the search for similar names, which is slow.
+_MOST_COMPARED = 1000
 
 
 def _listed(paths: Collection[str]) -> str:
