@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -425,3 +427,15 @@ def test_a_save_is_complete_if_old_checkpoints_cannot_be_deleted(
     left = ["checkpoint_1", *["checkpoint_2"] * (how == "listing"), "checkpoint_3"]
     assert names(tmp_path) == left
     assert checkpoints.restore_checkpoint(tmp_path, None) == {"a": 3}
+
+
+def test_files_restore_as_numpy_arrays_and_directories_as_those_of_the_target(
+    tmp_path: Path,
+) -> None:
+    tree = {"w": jnp.ones(4)}
+    path = checkpoints.save_checkpoint(tmp_path, tree, 1)
+    assert type(checkpoints.restore_checkpoint(tmp_path, tree)["w"]) is np.ndarray
+    assert isinstance(treepack.load(path, tree)["w"], jax.Array)
+    treepack.save(tmp_path / "checkpoint_2", tree, sharded=True)
+    assert isinstance(checkpoints.restore_checkpoint(tmp_path, tree)["w"], jax.Array)
+    assert type(checkpoints.restore_checkpoint(tmp_path, None)["w"]) is np.ndarray

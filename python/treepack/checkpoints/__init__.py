@@ -301,7 +301,8 @@ def restore_checkpoint(
       copy: See `treepack.load`, also for other options.
 
     Returns:
-      The tree; or the target itself if `step` is `None` and no checkpoint exists.
+      The tree, with NumPy arrays as of flax; those of a directory have the shardings of the target.
+      Or the target itself if `step` is `None` and no checkpoint exists.
 
     Warns:
       UserWarning: If the target is returned, and the directory has checkpoints of another prefix.
