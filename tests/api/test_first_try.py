@@ -329,6 +329,18 @@ def test_a_misspelt_file_name() -> None:
         treepack.save(file, {"w": 1})  # type: ignore[call-overload]
 
 
+def test_a_save_that_has_not_ended() -> None:
+    Path(".new.treepack-1-0-x.tmp").touch()
+    with pytest.raises(FileNotFoundError) as caught:
+        treepack.load("new")
+    assert (
+        "a save to it has not ended, or was killed: wait for result()" in caught.value.__notes__[0]
+    )
+    with pytest.raises(FileNotFoundError) as caught:
+        treepack.load("other")
+    assert not hasattr(caught.value, "__notes__")
+
+
 def test_arguments_without_a_name() -> None:
     with pytest.raises(TypeError, match=r"name the rest, as in metadata={'step': 1}"):
         treepack.save("model", {"w": 1}, {"step": 1})  # type: ignore[call-overload]

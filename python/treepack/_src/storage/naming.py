@@ -11,7 +11,6 @@ import shlex
 from typing import Any
 
 from treepack._src import formats
-from treepack._src.storage.store import is_hidden
 from treepack._src.storage.urls import shown
 from treepack.errors import MissingPathError, TreepackError
 
@@ -44,8 +43,10 @@ def _hint(source: Any) -> str:
         return f"there is no folder {folder!r}{f': is it {name!r}?' if is_here else ''}"
     if inside := _inside(source):
         return inside
+    if any(other.startswith(f".{name}.treepack-") for other in names):
+        return "a save to it has not ended, or was killed: wait for result() of a background save"
     names = [near for near in names if near != name]  # it is there, but may not be seen
-    names = [other for other in names if is_hidden(name) or not is_hidden(other)]
+    names = [other for other in names if name[:1] == "." or other[:1] != "."]
     if glob.has_magic(name):
         matches = sorted(fnmatch.filter(names, name))
         if matches:
