@@ -202,3 +202,19 @@ def test_the_size_of_both_is_bounded(tmp_path: Path) -> None:
         with pytest.raises(treepack.TreepackError, match="max_size"):
             treepack.diff(*pair, max_size=1 << 20)
         assert not treepack.diff(*pair, max_size=9 << 20)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".npz"])
+def test_a_flat_dict_beside_a_file_of_names(tmp_path: Path, suffix: str) -> None:
+    flat = {"a.b.w": np.ones(2), "a.c": np.zeros(3), "a.c.d": np.ones(1)}
+    path = tmp_path / f"model{suffix}"
+    if suffix == ".npz":
+        np.savez(path, **flat)
+    else:
+        treepack.save(path, flat)
+    assert not treepack.diff(path, flat)
+    assert not treepack.diff(flat, path)
+    changed = {**flat, "a.b.w": np.zeros(2), "e.f": np.ones(1)}
+    found = [(each.path, each.kind) for each in treepack.diff(path, changed)]
+    assert found == [("a/b/w", "values"), ("e.f", "only in the second")]
+    assert treepack.diff(changed, path, stats=True).modules["a/b"].largest == 1

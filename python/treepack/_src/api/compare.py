@@ -118,7 +118,7 @@ def diff(
 
     Reads arrays a block at a time, and compares numbers: 0.0 equals -0.0, and NaN equals NaN. Code
     in static data is not compared; types of containers, such as list and tuple, are compared where
-    both sides record them.
+    both sides record them. Names with dots match those of a file that has names, as of safetensors.
 
     Args:
       one: Anything that `open` takes, an open `File` or a `Tree` of one, or a tree.
@@ -152,7 +152,8 @@ def diff(
             for path in reader.unexpected():  # another leaf has its path
                 unused = f"{_kind(original[path])}, which no rule takes"
                 differences.append(Difference(path, "only in the first", unused))
-        ours = dict(left.leaves())
+        ours = _by_names(dict(left.leaves()), right)
+        theirs = _by_names(theirs, left)
         paths = dict.fromkeys([*ours, *theirs])
         for path in paths:
             pair = ours.get(path, _NOTHING), theirs.get(path, _NOTHING)
@@ -163,6 +164,15 @@ def diff(
         if stats:
             differences.modules = _changes(ours, theirs)
     return differences
+
+
+def _by_names(leaves: dict[str, Any], file: Tree) -> dict[str, Any]:
+    """Gives leaves of a flat dict the paths of their names in a file that has names."""
+    separator = file._at().reader.separator
+    if not separator:
+        return leaves
+    names = {separator.join(parts(path)): path for path, _ in file.leaves()}
+    return {names.get(separator.join(parts(path)), path): leaf for path, leaf in leaves.items()}
 
 
 def _changes(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Change]:
