@@ -22,20 +22,20 @@ class Measured(np.ndarray):
 
 
 LAPSES: list[Row] = [
-    ("save('x', 'model')", "the tree is the path of a file: pass .*copies treepack.open", [
-        "save('x', open('model'))", "save('x', load('model'))", "save('x', 'no file')"]),
+    ("save('x', 'a.npz')", "the tree is the path of a file: pass .*copies treepack.open", [
+        "save('x', open('a.npz'))", "save('x', load('a.npz'))", "save('x', 'model')"]),
     ("save('x', pathlib.Path('model'))", "the tree is the path of a file", [
         "save('x', open('model'))"]),
     ("save('x', open_binary('model'))", "the tree is a file object", [
         "save('x', open(open_binary('model')))"]),
-    ("dumps('model')", "the tree is the path of a file: pass treepack.load", [
-        "dumps(load('model'))"]),
-    ("treepack.Series('run').save(9, 'model')", "the tree is the path of a file", [
-        "treepack.Series('run').save(9, load('model'))"]),
+    ("dumps('a.npz')", "the tree is the path of a file: pass treepack.load", [
+        "dumps(load('a.npz'))", "dumps('no file.npz')"]),
+    ("treepack.Series('run').save(9, 'a.npz')", "the tree is the path of a file", [
+        "treepack.Series('run').save(9, load('a.npz'))"]),
     ("treepack.Series('run').save(9, dumps(TREE))", "pass the tree itself", [
         "treepack.Series('run').save(9, TREE)"]),
-    ("treepack.Publisher('policy').push('model', version=2)", "the tree is the path of a file", [
-        "treepack.Publisher('policy').push(load('model'), version=2)"]),
+    ("treepack.Publisher('policy').push('a.npz', version=2)", "the tree is the path of a file", [
+        "treepack.Publisher('policy').push(load('a.npz'), version=2)"]),
     ("save('x', {'q': Measured(np.ones(2), 'm')})", "at q: .*its attributes would be lost: save", [
         "save('x', {'q': np.asarray(Measured(np.ones(2), 'm')), 'unit': 'm'})"]),
     ("serialization.to_bytes({'q': Measured(np.ones(2), 'm')})", "attributes would be lost", [

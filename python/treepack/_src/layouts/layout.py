@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import File, Tree
+from treepack._src.formats import readable_suffixes
 from treepack._src.options import Saved, Static, Writing
 from treepack._src.printable import short_repr, warn
 from treepack._src.pytree.handlers import overridden
@@ -129,7 +130,9 @@ class Encoding(dict[str, Any]):
         """Raises a TypeError, with a cure, for an encoded tree or a file in place of a tree."""
         if isinstance(tree, bytes) and tree.endswith(core.RECORD_MARK):
             raise TypeError("the tree is the result of dumps(tree): pass the tree itself")
-        is_path = isinstance(tree, (str, pathlib.PurePath)) and os.path.exists(tree)  # noqa: PTH110
+        is_path = isinstance(tree, pathlib.PurePath)
+        if isinstance(tree, str) and tree.endswith(readable_suffixes()):  # others are texts
+            is_path = os.path.exists(tree)  # noqa: PTH110
         if is_path or isinstance(tree, io.IOBase):
             raise TypeError(
                 f"the tree is {'the path of a file' if is_path else 'a file object'}: pass "
