@@ -7,9 +7,9 @@ import pathlib
 from typing import Any, ClassVar
 
 import treepack._core as core
+from treepack._src import formats
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import File, Tree
-from treepack._src.formats import readable_suffixes
 from treepack._src.options import Saved, Static, Writing
 from treepack._src.printable import short_repr, warn
 from treepack._src.pytree.handlers import overridden
@@ -131,7 +131,7 @@ class Encoding(dict[str, Any]):
         if isinstance(tree, bytes) and tree.endswith(core.RECORD_MARK):
             raise TypeError("the tree is the result of dumps(tree): pass the tree itself")
         is_path = isinstance(tree, pathlib.PurePath)
-        if isinstance(tree, str) and tree.endswith(readable_suffixes()):  # others are texts
+        if isinstance(tree, str) and tree.endswith(formats.readable_suffixes()):  # others are texts
             is_path = os.path.exists(tree)  # noqa: PTH110
         if is_path or isinstance(tree, io.IOBase):
             raise TypeError(
