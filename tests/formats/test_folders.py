@@ -262,7 +262,7 @@ def test_all_else_works_without_a_feature(name: str, tmp_path: Path) -> None:
     """Runs the promises without it, or without commands tests of patches and selections."""
     files = [TESTS / "dropin" / "test_semantics_wire.py"]
     if name == "_cli":
-        files += [TESTS / "saving" / "test_base.py", TESTS / "checkpoint" / "test_selection.py"]
+        files += [TESTS / "layouts" / "test_base.py", TESTS / "checkpoint" / "test_selection.py"]
     else:
         files += [TESTS / "promises", TESTS / "cli" / "test_inspecting.py"]
     words = FEATURES[name].words
