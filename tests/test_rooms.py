@@ -243,6 +243,19 @@ def test_the_core_calls_few_functions_of_python() -> None:
     assert 0 < len(re.findall(r"^    (\w+),$", hooks, re.M)) <= 15
 
 
+def test_modules_that_tests_name_exist() -> None:
+    """Otherwise signals and kills at each of their lines would never come."""
+    folders = {name.split(".")[1] for name in MODULES if name.count(".") > 1}
+    named = {
+        path
+        for test in (ROOT / "tests").rglob("test_*.py")
+        for path in re.findall(r'"(\w+/\w+\.py)"', test.read_text())
+        if path.split("/")[0] in folders
+    }
+    assert len(named) >= 8
+    assert not [path for path in named if not (PACKAGE / "_src" / path).exists()]
+
+
 def test_a_constant_of_a_module_has_one_value() -> None:
     for module, tree in trees().items():
         assigned = [

@@ -371,7 +371,7 @@ import treepack
 from pathlib import Path
 
 folder, turns, sharded = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "True"
-files = ("series/fast.py", "series/writing.py", "runs/steps.py", "claims/directory.py",
+files = ("series/fast.py", "runs/checkpoints.py", "runs/steps.py", "claims/directory.py",
          "saving/checkpoints.py", "storage/write.py", "storage/disk.py")
 
 def state(step):

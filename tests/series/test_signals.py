@@ -56,7 +56,7 @@ def works(step):
     now = step
     work(step)
 
-files = ("series/series.py", "series/writing.py", "runs/steps.py", "saving/background.py",
+files = ("series/series.py", "runs/checkpoints.py", "runs/steps.py", "saving/background.py",
          "saving/checkpoints.py", "_src/tasks.py", "claims/lease.py", "claims/directory.py")
 fast = ("series/fast.py", *files)
 files = {"sharded": files[:3], "fast": fast}.get(kind, files)
