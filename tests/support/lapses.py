@@ -28,6 +28,14 @@ LAPSES: list[Row] = [
         "save('x', open('model'))"]),
     ("save('x', open_binary('model'))", "the tree is a file object", [
         "save('x', open(open_binary('model')))"]),
+    ("treepack.packed_size('a.npz')", "the tree is the path of a file", [
+        "treepack.packed_size(load('a.npz'))"]),
+    ("[*treepack.buffers('a.npz', described=True)]", "the tree is the path of a file", [
+        "[*treepack.buffers(load('a.npz'), described=True)]"]),
+    ("treepack.Series('run').save(9, TREE, metrics={'loss': 1 + 2j})", "pass a real one, such as", [
+        "treepack.Series('run').save(9, TREE, metrics={'loss': float(abs(1 + 2j))})"]),
+    ("load('model', cast='overflow')", "cast='overflow' .* or pass dtype= beside it", [
+        "load('model', cast='overflow', dtype='float16')"]),
     ("dumps('a.npz')", "the tree is the path of a file: pass treepack.load", [
         "dumps(load('a.npz'))", "dumps('no file.npz')"]),
     ("treepack.Series('run').save(9, 'a.npz')", "the tree is the path of a file", [

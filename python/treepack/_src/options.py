@@ -471,8 +471,9 @@ class Reading(_Options):
 
     def check(self, target: Any) -> None:
         if self.cast and target is None and (self.cast is True or self.dtype is None):
+            more = "instead" if self.cast is True else "beside it"
             raise ValueError(
-                "cast=True requires a target to cast to: pass one, or pass dtype= instead"
+                f"cast={self.cast!r} requires a target to cast to: pass one, or pass dtype= {more}"
             )
         if self.dtype is not None and target is not None:
             raise ValueError(

@@ -192,6 +192,7 @@ def _layout(
     threads: int | None = None,
 ) -> core.Layout:
     check("described", described)
+    Encoding.check(tree)
     if not described and (metadata is not None or static != "skip-code"):
         raise ValueError(
             "metadata= and static= require described=True, since the encoding of flax cannot "

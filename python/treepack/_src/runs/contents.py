@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+
 from treepack._src.api.bytes import dumps, loads
 from treepack._src.checkpoint.file import File
 from treepack._src.checkpoint.load import unsummed
@@ -97,6 +99,8 @@ def _numbers(metrics: Any) -> dict[str, float]:
             cure = "pass one number, such as float(value.mean())"
             if getattr(value, "size", 1) == 1:
                 cure = "leave it out" if value is None else "pass float(value)"
+            if np.iscomplexobj(value):
+                cure = "pass a real one, such as float(abs(value))"
             if isinstance(value, str) and not _is_number(value):
                 cure = "pass text in metadata="
             raise TypeError(
