@@ -44,6 +44,7 @@ def test_new_names_and_axes_in_the_shell() -> None:
     assert "layers/1/w" in call("ls", "split", "--flat")
     assert "has 'a' twice" in refused("convert", "split", "x", "--map=a=b", "--map=a=c")
     assert "the new and the old path" in refused("convert", "split", "x", "--map=a=b", "--map=c")
+    assert "--gzip and --level: " in refused("convert", "split", "x", "--gzip", "--numbers")
 
 
 def test_a_leaf_has_two_places_in_a_template() -> None:

@@ -96,8 +96,6 @@ LAPSES: list[Row] = [
         "treepack.write_stream('x', iter(TREE['params'].items()))"]),
     ("run('convert', 'model', 'x.npy')", "get one, by `treepack get`", [
         "run('get', 'model', 'params/w', 'x.npy')"]),
-    ("run('convert', 'model', 'x', '--gzip', '--numbers')", "--gzip and --level: pass only one", [
-        "run('convert', 'model', 'x', '--numbers')"]),
     ("run('ls', 'model', '--select', 'params')", "name the part as PATH, after FILE", [
         "run('ls', 'model', 'params')"]),
     ("run('ls', 's3://a/b', '--region', 'eu')", "set the environment variables", []),
