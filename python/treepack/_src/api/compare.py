@@ -167,7 +167,7 @@ def diff(
 
 
 def _by_names(leaves: dict[str, Any], file: Tree) -> dict[str, Any]:
-    """Gives leaves of a flat dict the paths of their names in a file that has names."""
+    """Gives leaves of a flat dict the paths of their names in a file."""
     separator = file._at().reader.separator
     if not separator:
         return leaves

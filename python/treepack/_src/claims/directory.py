@@ -67,7 +67,6 @@ class Written(NamedTuple):
     """A file with shards.
 
     Attributes:
-      record: The CRC-32 of its record.
       plan: The checksum of its plan.
       others: The name, size and record of each other file with shards of its process.
       places: The file of each shard, in the order of the plan: 0 for this file, 1 for the first of
@@ -76,7 +75,7 @@ class Written(NamedTuple):
 
     name: str
     nbytes: int
-    record: int
+    record: int  # its CRC-32
     plan: Any
     others: Sequence[tuple[str, int, int]] = ()
     places: Sequence[int] = ()

@@ -127,7 +127,7 @@ class Encoding(dict[str, Any]):
 
     @staticmethod
     def check(tree: Any) -> None:
-        """Raises a TypeError, with a cure, for an encoded tree or a file in place of a tree."""
+        """Raises a TypeError for an encoded tree or a file."""
         if type(tree) is dict:  # as most trees of small messages
             return
         if isinstance(tree, bytes) and tree.endswith(core.RECORD_MARK):

@@ -66,7 +66,6 @@ class Plan(NamedTuple):
       unused: The rules without a match.
       left: The paths here that no rule takes.
       hidden: The paths of `left` in whose place there a rule puts another leaf.
-      ruled: The paths there that have rules.
     """
 
     made: dict[str, Made]
@@ -79,7 +78,7 @@ class Plan(NamedTuple):
     ruled: list[str]
 
     def lacks(self, here: str, paths: Iterable[str]) -> str:
-        """Says which rules match nothing, and a path of this side, `here`, that is meant."""
+        """Says which rules match nothing."""
         rules = (printable(rule.text) for rule in self.unused)
         near = self.unused[0].near(paths, None)
         hint = near if "is it" in near else ""

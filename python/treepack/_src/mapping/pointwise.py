@@ -28,17 +28,10 @@ def apply(
     """Writes `source * scales * scale + add` to an array, in one pass without the GIL.
 
     Each step is computed in float32 and rounded to the nearest, ties to even.
-
-    Args:
-      source: Real numbers, which do not overlap the target.
-      target: Floats of the same shape, in C order, or a view of a part of such an array with its
-        axes in any order.
-      scale: A factor.
-      add: A summand.
-      scales: A factor for each block of the last dimensions.
-      block: The shape of a block. Blocks begin at multiples of it; the last may be smaller.
-      start: The index at which `source` begins, in these dimensions, in the array of `scales`.
-      threads: The maximum number of threads.
+    Real numbers become floats of the same shape, in C order, or in a view of a part of such an
+    array with its axes in any order, which do not overlap them. `scales` has a factor for each
+    `block` of the last dimensions. Blocks begin at multiples of it; the last may be smaller. In
+    these dimensions, `source` begins at `start` in the whole array.
     """
     if target.size == 0:
         return

@@ -38,9 +38,7 @@ class Rule:
       is_plain: Whether it only gives other names; its paths may be of containers.
       along: The axis along which several arrays of one side are one of the other.
       pad: The sizes to which axes of the tree are filled with zeros.
-      add: A number that is added to elements, after `scale`.
       scales: The path of the factors of blocks of elements, on the side of the file.
-      block: The shape of these blocks.
       inexact: Whether elements may be rounded on the way back.
       is_checked: Whether elements must be equal once they are computed back.
     """
@@ -119,7 +117,7 @@ class Rule:
 
 
 def _with_indices(text: str, hint: str) -> str:
-    """Writes the indices of a path in place of numbers in a similar one."""
+    """Keeps indices where a similar path has numbers."""
     match = re.fullmatch(r"; is it '(.*)'\?", hint)
     names, found = text.split("/"), match[1].split("/") if match else []
     if len(names) != len(found):

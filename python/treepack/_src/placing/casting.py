@@ -35,7 +35,6 @@ class LeafToPlace:
     """A leaf that is cast and placed on devices.
 
     Attributes:
-      target: The leaf of the template, if any.
       leaf: The leaf: initially as found, finally as returned.
       weak: Without a template, whether its dtype was weak; `None` if it was not a JAX array.
       place: The device or sharding for it; initially the recorded sharding.

@@ -173,8 +173,6 @@ class Group:
     from the rest of its group: of n processes, each receives from at most about `2 * sqrt(n)`.
 
     Attributes:
-      index: The index of this process among the members.
-      count: The number of members.
       step: The step of the save, or `None`.
       passed: The later step that process 0 already saves, or `None`.
     """

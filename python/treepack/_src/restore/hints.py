@@ -211,7 +211,6 @@ def about_names(
 
 
 def _is_of_rules(path: str, names_of: Mapping[str, str] | None) -> bool:
-    """Returns whether only rules of a mapping make a path."""
     return names_of is not None and not any(
         path == new or f"{old}/".startswith(f"{path}/") for new, old in names_of.items()
     )
@@ -329,7 +328,7 @@ def _sizes(text: str) -> list[int] | None:
 
 
 def _about_copies(shapes: list[tuple[list[int], list[int]]]) -> Iterator[str]:
-    """Yields a hint if one side of all arrays has copies of the other's, as for `jax.pmap`."""
+    """Of arrays that one side has replicated, as for `jax.pmap`."""
     for at, hint in (
         (0, "jax.tree.map(lambda x: x[0], template) as the template, and replicate the result."),
         (1, "strict=False, and take [0] of each array of the result, as by jax.tree.map."),

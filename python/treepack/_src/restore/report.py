@@ -29,10 +29,8 @@ class Coverage:
       takes_more: Whether the state may have leaves that the template lacks; `None` allows them only
         in mappings of the template.
       skipped: Leaves that always stay unchanged.
-      notes: Whether to record paths for a report.
       lacks: By path, why a mapping does not make leaves.
       names: With a mapping, the paths of leaves in the file by those in the tree.
-      absent: The placeholder in the state for parts that are not loaded.
     """
 
     absent = ABSENT
@@ -215,7 +213,7 @@ def _moved(ours: Collection[str], theirs: Collection[str]) -> tuple[str, str] | 
 
 
 def _alike(ours: Collection[str], theirs: Collection[str]) -> tuple[str, str] | None:
-    """Returns a path of each side that differ in one similar name, or else only in the last one."""
+    """Returns paths that differ in one similar name, or else only in the last one."""
     rests: dict[tuple[str, ...], list[str]] = {}
     for path in sorted(theirs)[:_MOST_COMPARED]:
         for head, name, rest in _names(path):
@@ -232,10 +230,7 @@ def _alike(ours: Collection[str], theirs: Collection[str]) -> tuple[str, str] | 
 
 
 def _names(path: str) -> Iterator[tuple[list[str], str, list[str]]]:
-    """Yields each name of a path, between those before and after it; of leaves below the root.
-
-    Leaves out numbers, which are similar without a mistake.
-    """
+    """Yields each name, between those before and after it; numbers are always similar."""
     parts = path.split("/") if len(path) <= _MOST_PATH else []
     for at, name in enumerate(parts) if len(parts) > 1 else ():
         if not name.isdecimal():

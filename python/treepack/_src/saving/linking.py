@@ -108,7 +108,6 @@ class Step(NamedTuple):
     Attributes:
       sizes: The bytes of all shards in each file.
       shards: The shards by `Part.text`.
-      sources: The JAX arrays by path.
       probes: Digests of a few elements of each shard by `Part.text`; `None` if unknown.
       full: The number of checkpoints since the last one without links, and its time.
       age: The number of steps before it in the run.
