@@ -23,13 +23,6 @@ class Statistics(Hinting):
     Attributes:
       symbol: `x`, or `|x|` for magnitudes of complex numbers.
       minimum: The least one; NaN if there are none, and likewise the next ones.
-      maximum: The greatest one.
-      mean: Their mean.
-      std: Their standard deviation.
-      zeros: The number of zeros.
-      nan: The number of NaNs.
-      infinite: The number of infinities.
-      size: The number of all elements.
       histogram: The numbers of elements in equal intervals between the extremes.
     """
 
