@@ -164,7 +164,7 @@ impl Layout {
         if room - start < needed {
             return Err(PyValueError::new_err(format!(
                 "the buffer is too small: {needed} bytes are needed after offset {start}, and it \
-                 has {} there; see packed_size",
+                 has {} there; packed_size returns their number with the same options",
                 room - start
             )));
         }

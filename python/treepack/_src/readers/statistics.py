@@ -22,7 +22,7 @@ class Statistics(Hinting):
 
     Attributes:
       symbol: `x`, or `|x|` for magnitudes of complex numbers.
-      minimum: The least one; NaN if there are none, and likewise the next ones.
+      minimum: NaN if there are none, and likewise the next ones.
       histogram: The numbers of elements in equal intervals between the extremes.
     """
 
