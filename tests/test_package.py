@@ -43,6 +43,25 @@ def test_the_smoke_test_passes(tmp_path: Path):
     subprocess.check_call([sys.executable, ROOT / "tests/smoke.py"], cwd=tmp_path)
 
 
+@pytest.mark.parametrize("module", ["treepack", "treepack._core"])
+@pytest.mark.parametrize("numpy", ["", "raise ImportError('another ABI')"])
+def test_an_import_without_numpy_is_an_import_error(tmp_path: Path, module: str, numpy: str):
+    if numpy:
+        (tmp_path / "numpy.py").write_text(numpy)
+    package = Path(treepack.__file__).parents[1]
+    code = f"""
+import sys
+sys.path[:0] = [{str(tmp_path)!r}, {str(package)!r}]
+try:
+    import {module}
+except ImportError as error:
+    print(error)
+"""
+    # Without the packages of the environment.
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True)
+    assert ("another ABI" if numpy else "No module named 'numpy'") in done.stdout, done.stderr
+
+
 def test_names_and_versions_agree():
     project = PROJECT["project"]
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())

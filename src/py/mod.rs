@@ -109,11 +109,12 @@ mod _core {
     };
 
     #[pymodule_init]
-    #[allow(clippy::unnecessary_wraps)] // as PyO3 expects
     fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
         crate::codec::zlib::silence_panics();
+        let py = pyo3::Bound::py(module);
+        py.import("numpy")?; // if it is missing or broken, the crate below would panic
         // Looks up the functions of NumPy: at the end of the program nothing can be imported.
-        numpy::dtype::<u8>(pyo3::Bound::py(module));
+        numpy::dtype::<u8>(py);
         Ok(())
     }
 }
