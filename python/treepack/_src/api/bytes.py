@@ -87,7 +87,8 @@ def dumps(
     if _unknown:
         raise unknown_option(dumps, min(_unknown))
     check_compress(compress, level)
-    Encoding.check(tree)
+    if type(tree) is not dict:  # as of most small messages
+        Encoding.check(tree)
     tree = chosen(tree, select, exclude)
     held = None if base is None else base_of(base, static)
     joined = not compress and base is None
