@@ -261,6 +261,9 @@ def test_a_train_state(tmp_path: Path, write: Any, monkeypatch: pytest.MonkeyPat
     jax.tree.map(np.testing.assert_array_equal, loaded, state)
     assert loaded.params["w"].sharding == params["w"].sharding
     assert type(loaded.opt_state[1]) is optax.EmptyState
+    treepack.save(tmp_path / "b", loaded)
+    assert not treepack.diff(tmp_path / "a", tmp_path / "b")
+    assert not treepack.diff(tmp_path / "b", tmp_path / "a")
     renamed = {"model": {"w": jnp.zeros(8)}, "rest": optax.EmptyState()}
     found = treepack.load(
         tmp_path / "a",

@@ -157,6 +157,8 @@ def diff(
         paths = dict.fromkeys([*ours, *theirs])
         for path in paths:
             pair = ours.get(path, _NOTHING), theirs.get(path, _NOTHING)
+            if _is_empty(path, pair[0], left, right) or _is_empty(path, pair[1], right, left):
+                continue
             if (text := _difference(*pair, rtol, atol)) is not None:
                 differences.append(Difference(path, *text))
         differences.leaves = len(paths)
@@ -164,6 +166,12 @@ def diff(
         if stats:
             differences.modules = _changes(ours, theirs)
     return differences
+
+
+def _is_empty(path: str, leaf: Any, file: Tree, other: Tree) -> bool:
+    """Whether a format without types has `None` for a node of the other file without leaves."""
+    is_none = leaf is None and not file._at().reader.has_types
+    return is_none and path in other and other.info(path).leaves == 0
 
 
 def _by_names(leaves: dict[str, Any], file: Tree) -> dict[str, Any]:
