@@ -324,6 +324,10 @@ OPTIONS: list[Row] = [
     ("treepack.Subscriber('empty').latest()", r"push one by a Publisher of this directory, or", [
         "treepack.Publisher('empty').push(TREE, version=1)",
         "treepack.Subscriber('empty').latest()"]),
+    ("run('ls', 'a.safetensors', '--map', 'l/{l}=w')", "axes, as in 'l/{l}=w=l o i -> o i'$", [
+        "run('ls', 'a.safetensors', '--map', 'l/{l} = w = l -> 1')"]),
+    ("run('ls', 'a.safetensors', '--map', 'l/{l}=w.{k}')", "give an index the same name in both$", [
+        "run('ls', 'a.safetensors', '--map', 'l=w')"]),
     ("run('convert', 'a.safetensors', 'x', '--map', 'v:w')", "no file 'v'; a rule is NEW=OLD", [
         "run('convert', 'a.safetensors', 'x', '--map', 'v=w')"]),
     ("checkpoints.save_checkpoint('series3', TREE, 1, gda_manager=1)",

@@ -149,6 +149,14 @@ SLIPS: list[Row] = [
         "treepack.apply_delta(b''.join(treepack.buffers(TREE, base=TREE)), packed(TREE))"]),
     ("treepack.apply_delta(packed(TREE), dumps(TREE, base=TREE))", "the patch comes first, as in", [
         "treepack.apply_delta(b''.join(treepack.buffers(TREE, base=TREE)), packed(TREE))"]),
+    ("treepack.apply_delta(dumps(TREE, base=TREE), TREE)", r"dict: treepack.loads\(patch, bas", [
+        "treepack.loads(dumps(TREE, base=TREE), base=TREE)"]),
+    ("treepack.apply_delta(TREE, packed(TREE))", r"dict: pass the result of dumps\(", [
+        "treepack.apply_delta(dumps(TREE, base=TREE, align=64), packed(TREE, described=True))"]),
+    ("treepack.pack_into(TREE, 5)", r"got int: pass a bytearray of packed_size\(tree\) bytes$", [
+        "treepack.pack_into(TREE, bytearray(treepack.packed_size(TREE)))"]),
+    ("serialization.from_state_dict((TREE,), (TREE,))", r"path \.: pass to_state_dict\(st", [
+        "serialization.from_state_dict((TREE,), serialization.to_state_dict((TREE,)))"]),
     ("run('diff', 'run', '1', '2')", "run/step_2", [
         "run('diff', 'run/step_1', 'run/step_2')"]),
     ("run('info', 'run', '2')", "run/step_2", [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,12 +31,28 @@ def rules_of(given: list[str]) -> Any:
     for text in given:
         tree, _, file = text.partition("=")
         path, _, axes = file.partition("=")
+        tree, path, axes = tree.strip(), path.strip(), axes.strip()
         if not (tree and path):
             raise ValueError(f"--map takes the new and the old path, as new=old, got {text!r}")
         if tree in rules:
             raise ValueError(f"--map has {tree!r} twice: leave out one of the rules")
+        if not axes:
+            _check_indices(tree, path)
         rules[tree] = (path, axes) if axes else path
     return rules
+
+
+def _check_indices(tree: str, path: str) -> None:
+    ours, theirs = ([*dict.fromkeys(re.findall(r"{(\w+)", text))] for text in (tree, path))
+    if {*ours} == {*theirs}:
+        return
+    here, there = (" ".join([*own, "o i"]) for own in (ours, theirs))
+    cure = f"add axes, as in {f'{tree}={path}={here} -> {there}'!r}"
+    if {*ours} - {*theirs} and {*theirs} - {*ours}:
+        cure = "give an index the same name in both"
+    raise ValueError(
+        f"--map: without axes, {tree!r} and {path!r} must have the same indices: {cure}"
+    )
 
 
 def _named(given: str) -> Any:

@@ -206,11 +206,12 @@ def _layout(
     return encoding.tree(tree, metadata, static)
 
 
-def _check_buffer(name: str, buffer: Any) -> None:
+def _check_buffer(
+    name: str, buffer: Any, cure: str = "pass a bytearray of packed_size(tree) bytes"
+) -> None:
     try:
         memoryview(buffer)
     except TypeError:
-        cure = "pass bytes of it, or a bytearray of packed_size(tree) bytes"
         if hasattr(buffer, "buf"):
             cure = "pass its buf"
         elif isinstance(buffer, (str, os.PathLike)) and name == "patch":
@@ -369,15 +370,21 @@ def apply_delta(
     try:
         return core.apply_delta(patch, buffer, offset=offset, threads=threads)
     except TypeError:
-        _check_buffer("patch", patch)
-        _check_buffer("buffer", buffer)
+        _check_buffer("patch", patch, "pass the result of dumps(tree, base=held)")
+        of_tree = (
+            "treepack.loads(patch, base=tree) makes a new tree; or pack the old one into a "
+            "bytearray of packed_size(tree) bytes"
+        )
+        _check_buffer("buffer", buffer, of_tree)
         raise
     except BufferError as error:
-        error.add_note(
-            "treepack: the patch comes first, as in apply_delta(patch, buffer); pass "
-            "bytearray(data); treepack.loads(patch, base=data) leaves data as it is"
-        )
-        raise
+        if "writable" not in str(error):  # it is about the patch
+            raise
+        raise BufferError(
+            "the patch comes first, as in apply_delta(patch, buffer), and the buffer must be "
+            "writable and contiguous: pass bytearray(data); treepack.loads(patch, base=data) "
+            "leaves data as it is"
+        ) from None
     except ValueError as error:
         if not isinstance(error, TreepackError):
             error.add_note(

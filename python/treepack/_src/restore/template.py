@@ -258,9 +258,10 @@ def _restore_child(target: Any, state: Any, name: str, restore: Restore) -> Any:
         is_shape = is_shape and target == getattr(state, "shape", None)
         what = tuple(target) if is_shape else type(target).__name__
         restore.note(name, f"a subtree ({what})", described(state))
+        cure = "" if kind_of(state) is None else ": pass to_state_dict(state), since it is a tree"
         restore.say(
             f"The target has a subtree ({type(target).__name__}) where the state has a leaf "
-            f"({type(state).__name__}) at path {'/'.join([*restore.path, name])}",
+            f"({type(state).__name__}) at path {'/'.join([*restore.path, name])}{cure}",
         )
         return target
     restore.path.append(name)
