@@ -6,6 +6,8 @@ import inspect
 import io
 import json
 import re
+import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -490,3 +492,43 @@ def test_the_size_of_a_converted_repository() -> None:
     assert re.fullmatch(
         r"made: \d+ B\n", call("convert", "model", "made", "--max-shard-size", "1MB")
     )
+
+
+def test_a_template_without_leaves_loads_nothing() -> None:
+    tree = {"params": {"w": WEIGHT}, "step": 3}
+    treepack.save("model", tree)
+    treepack.save("model.msgpack", tree)
+    treepack.save("shards", tree, sharded=True)
+    treepack.save("model.safetensors", tree, select="params")
+    treepack.Series("run").save(1, tree)
+    treepack.Publisher("policy").push(tree, version=1)
+    data, patch = treepack.dumps(tree), treepack.dumps(tree, base=tree)
+    stateless = nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.BatchStat)
+    for template in ({}, {"batch_stats": {}}, stateless):
+        for load in (
+            *(partial(treepack.load, name) for name in ("model", "model.msgpack", "shards")),
+            *(partial(treepack.load, name) for name in ("model.safetensors", data)),
+            *(partial(treepack.loads, each) for each in (data, bytearray(data), [data])),
+            partial(treepack.loads, patch, base=tree),
+            partial(treepack.load, "model", verify=True),
+            treepack.open("model").load,
+            treepack.open("model")["params"].load,
+            treepack.Series("run").resume,
+            treepack.Subscriber("policy").latest,
+        ):
+            with pytest.warns(UserWarning, match="target has no leaves, so nothing is loaded: pas"):
+                load(template)
+    treepack.save("one", {"w": WEIGHT})
+    within: dict[str, Any] = {}
+    within["w"] = within
+    with pytest.raises(treepack.MismatchError, match="w: expected a subtree"):
+        treepack.load("one", within)
+    treepack.save("nothing", {"params": {}})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        treepack.load("nothing", {})
+        treepack.loads(treepack.dumps({"params": {}}), {})
+        treepack.load("model", {}, unexpected="ignore")
+        treepack.load("model", {}, missing="target")
+        treepack.load("model", {}, return_report=True)
+        treepack.serialization.from_bytes({}, data)

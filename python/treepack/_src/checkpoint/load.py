@@ -12,7 +12,7 @@ from treepack._src import paths as _paths
 from treepack._src.checkpoint.mapped import MappedReader, mapped
 from treepack._src.checkpoint.opening import open_reader
 from treepack._src.checkpoint.select import Selector, compiled, nothing_left
-from treepack._src.checkpoint.whole import noticed, restore_described
+from treepack._src.checkpoint.whole import is_empty, noticed, restore_described, warn_of_empty
 from treepack._src.interop import jax as _jax
 from treepack._src.leaves.absent import ABSENT
 from treepack._src.leaves.signature import signature
@@ -70,7 +70,8 @@ def load_file(
         with sharing(target, reading, together) as group:
             source = path
             is_other = is_directory or formats.of_suffix(path) is not None
-            if selection.is_whole and not is_other and compare is None:
+            is_plain = selection.is_whole and compare is None and not is_empty(target)
+            if is_plain and not is_other:
                 try:
                     source = content_of(path, opening)
                 except IsADirectoryError:
@@ -144,6 +145,8 @@ def load_part(
     if reading.strict == "exact" and selection.unexpected is None and place.reader.is_mapped:
         takes_more = False
     keeps = target is not None and "target" in (selection.missing, selection.mismatched)
+    if not (keeps or selection.unexpected or selection.return_report) and is_empty(target):
+        warn_of_empty(place)
     partial = Coverage(
         choice.selector.selects,
         selection.missing == "target" or choice.is_cut,

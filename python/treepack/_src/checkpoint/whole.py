@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import treepack._core as core
 from treepack._src import paths as _paths
+from treepack._src.checkpoint.opening import open_reader
 from treepack._src.options import Buffer, BytesReading, Reading
 from treepack._src.placing.casting import cast_floats
 from treepack._src.placing.placement import converter, device_leaves
 from treepack._src.printable import printable, shortened, warn
 from treepack._src.pytree.kinds import kind_of
+from treepack._src.readers.reader import Place
 from treepack._src.registry.code import check_is_tree
 from treepack._src.registry.lookups import Lookups
 from treepack._src.restore.record import rebuilt
@@ -54,7 +57,12 @@ def _converted(
     reading.check(target)
     if target is not None:
         check_is_tree(target)
-        return restore_encoded(target, data, reading, convert=convert)
+        restored = restore_encoded(target, data, reading, convert=convert)
+        if is_empty(target):
+            base = reading.base if isinstance(reading, BytesReading) else None
+            with contextlib.closing(open_reader(data, base=base)) as reader:
+                warn_of_empty(Place(reader, 0, []))
+        return restored
     if reading.dtype is None:  # casting requires a state
         restored = core.restore_recorded(
             data,
@@ -72,6 +80,34 @@ def _converted(
         data, reading, convert, lambda state: cast_floats(state, reading, lambda _: None)
     )
     return noticed(tree, reading)
+
+
+_MOST_DEPTH = 64
+
+
+def is_empty(target: Any, depth: int = _MOST_DEPTH) -> bool:
+    """Returns whether a template has only mappings, which ignore all leaves of a file.
+
+    Returns `False` for templates that are deeper, since one may contain itself.
+    """
+    first = target
+    for _ in range(depth):
+        if type(first) is not dict or not first:
+            break
+        first = next(iter(first.values()))
+    else:
+        return False
+    if hasattr(first, "dtype") or not isinstance(first, Mapping):
+        return False  # quickly: most templates have a leaf there
+    return all(is_empty(child, depth - 1) for child in target.values())
+
+
+def warn_of_empty(place: Place) -> None:
+    if any(True for _ in place.catalog.leaf_values(place.value)):
+        warn(
+            "the target has no leaves, so nothing is loaded: pass a tree like the saved one, or "
+            "leave the target out to load all"
+        )
 
 
 def noticed(tree: Any, reading: Reading) -> Any:
