@@ -532,3 +532,31 @@ def test_a_template_without_leaves_loads_nothing() -> None:
         treepack.load("model", {}, missing="target")
         treepack.load("model", {}, return_report=True)
         treepack.serialization.from_bytes({}, data)
+
+
+def test_one_tensor_as_several_leaves() -> None:
+    tensors = {
+        f"b.{at}.qkv": np.arange(36, dtype=np.float32).reshape(12, 3) + at for at in range(2)
+    }
+    save_file(tensors, "torch.safetensors")
+    leaf = jax.ShapeDtypeStruct((3, 2, 2), jnp.float32)
+    template = {"b": [dict.fromkeys("qkv", leaf)] * 2}
+    paths = tuple(f"b/{{l}}/{name}" for name in "qkv")
+    axes, file = ("(n h d) m -> n m h d", "(n h d) m -> m h d"), "b.{l}.qkv"
+    wrong, right = (treepack.Mapping({paths: (file, text, {"along": "n"})}, h=2) for text in axes)
+    for refuse in (
+        lambda: wrong.check(template, "torch.safetensors"),
+        lambda: treepack.load("torch.safetensors", template, mapping=wrong),
+    ):
+        with pytest.raises(treepack.TreepackError) as caught:
+            refuse()
+        lines = str(caught.value).splitlines()[1:]
+        assert len(lines) == 6
+        assert all("leave n out of 'n m h d': each leaf is one index" in line for line in lines)
+    loaded = treepack.load("torch.safetensors", template, mapping=right)
+    for at, layer in enumerate(loaded["b"]):
+        parts = np.split(tensors[f"b.{at}.qkv"], 3)
+        for name, part in zip("qkv", parts, strict=True):
+            np.testing.assert_array_equal(layer[name], part.reshape(2, 2, 3).transpose(2, 0, 1))
+    treepack.save("again.safetensors", loaded, mapping=right)
+    assert not treepack.diff("again.safetensors", "torch.safetensors")

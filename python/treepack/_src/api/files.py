@@ -418,8 +418,8 @@ def load(
       select: The leaves to load; nothing else is read. One of: a path, which selects everything
         below it and may have wildcards (`*` within one part, `**` across any number of parts); a
         tuple of the parts of a path, without wildcards; a list or set of these; a predicate on
-        paths; or a pytree of bools, each for everything below it. Other leaves of the target, which
-        has the whole paths, stay unchanged, as in
+        paths; or a pytree of bools, each for everything below it, for all leaves of the file. Other
+        leaves of the target, which has the whole paths, stay unchanged, as in
         `load(path, {"params": params}, select="params")["params"]`. Without a target, incomplete
         containers become dicts with strings as keys. A pattern without a match in the file and the
         target is an error.
@@ -428,8 +428,9 @@ def load(
         its rules, tree: file, such as `{"params/backbone": "params/encoder"}` for other names, or
         `{"head/kernel": ("lm_head.weight", "v m -> m v")}`; or a function from paths of the target
         to paths in the file. All other options mean the tree. A leaf whose rule finds nothing in
-        the file is missing. Tensors without a rule are ignored, unless `unexpected="error"`.
-        Without a target, containers are dicts, arrays NumPy's, and leaves that are code an error.
+        the file is missing. Leaves without a rule keep their paths; where the target lacks them,
+        dicts ignore them and lists do not, see `unexpected`. Without a target, containers are
+        dicts, arrays NumPy's, and leaves that are code an error.
       missing: Whether leaves of the target that the file lacks are an error, or stay unchanged
         (`"target"`), which `ShapeDtypeStruct`s cannot. `None` in the file, as of `equinox.filter`,
         and empty nodes, as of `optax.masked`, count as missing. Warns if every leaf of the file is

@@ -60,6 +60,7 @@ class Mapping(RuleSet):
     | `"layers/{l}/scale": "layers.{l}.norm.weight"` | one rule for each |
     | `{l:0..12}`, `{l:0..24:2}`, `{l:1..}` | the numbers of an index, without the end |
     | `"mlp": (("gate", "up"), "f m -> n f m", {"along": "n"})` | several as one |
+    | `("q", "k", "v"): ("qkv", "(n h d) m -> m h d", {"along": "n"})` | one as several |
     | `"params/backbone": "params/encoder"` | other names for all leaves below |
     | `"new/{i}/kernel": "old/{i}/w"` | an index of both sides alone is any name without dots |
 

@@ -298,8 +298,11 @@ class Planner:
             return  # the template has no such leaf
         same = _translated(values, rule.here.patterns[0], rule.there.patterns[0]) or values
         texts = {name: f"{{{name}}}" for name in rule.there.indices}
-        path = self._path(rule.there, rule.there.patterns[0], {**texts, **same})
-        self._plan.faults.append(Fault(path, f"{text}; {rule.text}", is_unfit=is_unfit))
+        for number, pattern in enumerate(rule.there.patterns):
+            path = self._path(rule.there, pattern, {**texts, **same})
+            if number and self._there is not None and path not in self._there:
+                continue
+            self._plan.faults.append(Fault(path, f"{text}; {rule.text}", is_unfit=is_unfit))
 
     def _made(
         self,

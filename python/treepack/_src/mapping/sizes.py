@@ -144,13 +144,18 @@ def solve_for(rule: Rule, given: Given) -> dict[str, int]:
         try:
             return solve(rule, given._replace(there=[None] * len(given.there)))
         except UnknownSizeError as alone:
-            text = str(error)
-            if isinstance(error, UnknownSizeError):
-                text = f"{shown(rule.there.groups)!r} has other dimensions than {[*shape]}"
-            raise UnfitError(
-                f"{text}, in the template: pass the sizes of the file as keywords, as in "
+            text, several = str(error), rule.there.patterns
+            remedy = (
+                "pass the sizes of the file as keywords, as in "
                 f"treepack.Mapping(rules, {alone.keyword})"
-            ) from error
+            )
+            if isinstance(error, UnknownSizeError):
+                axes = repr(shown(rule.there.groups))
+                text = f"{axes} has other dimensions than {[*shape]}"
+                is_whole = len(several) > 1 and (rule.along,) in rule.there.groups
+                if is_whole and len(shape) == len(rule.there.groups) - 1:
+                    remedy = f"leave {rule.along} out of {axes}: each leaf is one index of it"
+            raise UnfitError(f"{text}, in the template: {remedy}") from error
 
 
 def _texts(axes: Sequence[str], known: Mapping[str, int]) -> str:

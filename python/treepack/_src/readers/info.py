@@ -18,7 +18,8 @@ class Info(NamedTuple):
       trail: Its path, relative to the container.
       kind: `"array"`, `"scalar"` of NumPy, `"prng_key"`, another type such as `"int"`, or
         `"container"`.
-      dtype: The dtype of an array or scalar, or the implementation of a PRNG key.
+      dtype: The name of the dtype of an array or scalar, such as `"float32"` (a `LazyArray` has
+        the dtype), or the implementation of a PRNG key.
       shape: The shape of an array, or of the data of a PRNG key.
       nbytes: The size of the leaf, or of all leaves, in bytes; see `Tree.nbytes`.
       offset: The first byte of a leaf in a file of treepack or flax, once it is decompressed.
