@@ -82,24 +82,15 @@ def _converted(
     return noticed(tree, reading)
 
 
-_MOST_DEPTH = 64
-
-
-def is_empty(target: Any, depth: int = _MOST_DEPTH) -> bool:
-    """Returns whether a template has only mappings, which ignore all leaves of a file.
-
-    Returns `False` for templates that are deeper, since one may contain itself.
-    """
-    first = target
-    for _ in range(depth):
-        if type(first) is not dict or not first:
-            break
-        first = next(iter(first.values()))
-    else:
+def is_empty(target: Any, depth: int = 64) -> bool:
+    """Whether a template has only mappings, which ignore all leaves of a file."""
+    if type(target) is not dict and not isinstance(target, Mapping):
         return False
-    if hasattr(first, "dtype") or not isinstance(first, Mapping):
-        return False  # quickly: most templates have a leaf there
-    return all(is_empty(child, depth - 1) for child in target.values())
+    for child in target.values():  # most first ones are arrays: no call, as for small messages
+        # A deeper one may contain itself.
+        if hasattr(child, "dtype") or depth == 0 or not is_empty(child, depth - 1):
+            return False
+    return True
 
 
 def warn_of_empty(place: Place) -> None:
