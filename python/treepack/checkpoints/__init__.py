@@ -286,13 +286,13 @@ def restore_checkpoint(
         checkpoint.
       target: A template; see `treepack.serialization.from_state_dict`. `None` returns the state
         dict.
-      step: The step. `None` restores the newest checkpoint.
+      step: `None` restores the newest checkpoint.
       prefix: The prefix of the file names.
       parallel: Whether to decompress and copy with several threads.
       gda_manager: Ignored: arrays of several processes are read without one.
       allow_partial_mpa_restoration: Whether arrays that flax saved in TensorStore beside the file
         become placeholders (`MP_ARRAY_PH` and their path) instead of an error.
-      orbax_checkpointer: A checkpointer of Orbax, for checkpoints of Orbax.
+      orbax_checkpointer: A checkpointer of Orbax, for its checkpoints.
       orbax_transforms: Its transformations.
       strict: See `treepack.load`. By default shapes and dtypes are not compared, as in flax.
       mmap: Whether to map the file instead of reading it. On network file systems, another host

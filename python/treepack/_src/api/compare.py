@@ -169,7 +169,7 @@ def diff(
 
 
 def _is_empty(path: str, leaf: Any, file: Tree, other: Tree) -> bool:
-    """Whether a format without types has `None` for a node of the other file without leaves."""
+    """Whether `None` stands for a node without leaves, as of Orbax."""
     is_none = leaf is None and not file._at().reader.has_types
     return is_none and path in other and other.info(path).leaves == 0
 

@@ -487,8 +487,8 @@ def load(
         directory, of its manifest and all its files together.
       expect: The `Digest` of the file, or its 32 digits: the whole file is compared with it before
         anything is loaded, also with `select`.
-      threads: See `save`; for threads that decompress, cast and copy.
-      progress: See `save`; for reading and decompressing. Not called for a mapped file.
+      threads: See `save`.
+      progress: See `save`. Not called for a mapped file.
       storage_options: See `save`.
 
     Returns:

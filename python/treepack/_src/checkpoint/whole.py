@@ -83,7 +83,7 @@ def _converted(
 
 
 def is_empty(target: Any, depth: int = 64) -> bool:
-    """Whether a template has only mappings, which ignore all leaves of a file."""
+    """Whether it has only mappings, which ignore leaves of a file."""
     if type(target) is not dict and not isinstance(target, Mapping):
         return False
     for child in target.values():  # most first ones are arrays: no call, as for small messages

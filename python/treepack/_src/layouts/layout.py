@@ -127,7 +127,7 @@ class Encoding(dict[str, Any]):
 
     @staticmethod
     def check(tree: Any) -> None:
-        """Raises a TypeError for an encoded tree or a file."""
+        """Refuses encoded trees and files."""
         if isinstance(tree, bytes) and tree.endswith(core.RECORD_MARK):
             raise TypeError("the tree is the result of dumps(tree): pass the tree itself")
         is_path = isinstance(tree, pathlib.PurePath)

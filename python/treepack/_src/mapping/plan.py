@@ -78,7 +78,6 @@ class Plan(NamedTuple):
     ruled: list[str]
 
     def lacks(self, here: str, paths: Iterable[str]) -> str:
-        """Says which rules match nothing."""
         rules = (printable(rule.text) for rule in self.unused)
         near = self.unused[0].near(paths, None)
         hint = near if "is it" in near else ""

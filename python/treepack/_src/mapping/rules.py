@@ -34,7 +34,7 @@ class Rule:
     """How arrays of one side, `here`, become those of the other, `there`.
 
     Attributes:
-      text: The rule as the caller wrote it, for errors.
+      text: For errors, as the caller wrote it.
       is_plain: Whether it only gives other names; its paths may be of containers.
       along: The axis along which several arrays of one side are one of the other.
       pad: The sizes to which axes of the tree are filled with zeros.
@@ -117,7 +117,6 @@ class Rule:
 
 
 def _with_indices(text: str, hint: str) -> str:
-    """Keeps indices where a similar path has numbers."""
     match = re.fullmatch(r"; is it '(.*)'\?", hint)
     names, found = text.split("/"), match[1].split("/") if match else []
     if len(names) != len(found):

@@ -35,7 +35,7 @@ class LeafToPlace:
     """A leaf that is cast and placed on devices.
 
     Attributes:
-      leaf: The leaf: initially as found, finally as returned.
+      leaf: Initially as found, finally as returned.
       weak: Without a template, whether its dtype was weak; `None` if it was not a JAX array.
       place: The device or sharding for it; initially the recorded sharding.
       replicas: The devices that hold each shard, if one process reads it for the others.

@@ -328,7 +328,6 @@ def _sizes(text: str) -> list[int] | None:
 
 
 def _about_copies(shapes: list[tuple[list[int], list[int]]]) -> Iterator[str]:
-    """Of arrays that one side has replicated, as for `jax.pmap`."""
     for at, hint in (
         (0, "jax.tree.map(lambda x: x[0], template) as the template, and replicate the result."),
         (1, "strict=False, and take [0] of each array of the result, as by jax.tree.map."),

@@ -28,7 +28,6 @@ class Coverage:
       keeps_missing: Whether wanted leaves that the state lacks stay unchanged.
       takes_more: Whether the state may have leaves that the template lacks; `None` allows them only
         in mappings of the template.
-      skipped: Leaves that always stay unchanged.
       lacks: By path, why a mapping does not make leaves.
       names: With a mapping, the paths of leaves in the file by those in the tree.
     """
@@ -213,7 +212,6 @@ def _moved(ours: Collection[str], theirs: Collection[str]) -> tuple[str, str] | 
 
 
 def _alike(ours: Collection[str], theirs: Collection[str]) -> tuple[str, str] | None:
-    """Returns paths that differ in one similar name, or else only in the last one."""
     rests: dict[tuple[str, ...], list[str]] = {}
     for path in sorted(theirs)[:_MOST_COMPARED]:
         for head, name, rest in _names(path):

@@ -107,7 +107,6 @@ class Step(NamedTuple):
 
     Attributes:
       sizes: The bytes of all shards in each file.
-      shards: The shards by `Part.text`.
       probes: Digests of a few elements of each shard by `Part.text`; `None` if unknown.
       full: The number of checkpoints since the last one without links, and its time.
       age: The number of steps before it in the run.
