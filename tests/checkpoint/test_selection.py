@@ -85,7 +85,7 @@ def outcome(load: Any) -> Any:
         return plain(found)
     except treepack.TreepackError as error:
         return type(error), str(error), getattr(error, "__notes__", [])
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, UserWarning) as error:
         return type(error), str(error)
 
 
