@@ -557,3 +557,22 @@ def test_another_base_is_no_damage(in_memory: Path) -> None:
     for base in (other, {"x": tree["w"]}):
         with pytest.raises(treepack.BaseMismatchError):
             treepack.load(in_memory / "patch", base=base, on_corrupt="skip")
+
+
+@pytest.mark.parametrize("at", [-8, -1])
+def test_damage_at_the_end_of_a_compressed_base_is_found(in_memory: Path, at: int) -> None:
+    """In the checksum and the size of the gzip, which no array needs."""
+    tree, base = {"w": np.arange(300.0)}, in_memory / "base"
+    treepack.save(base, tree, compress=True)
+    treepack.save(in_memory / "patch", {"w": tree["w"] + 1}, base=base)
+    data = bytearray(base.read_bytes())
+    data[at] ^= 1
+    base.write_bytes(data)
+    with pytest.raises(treepack.BaseMismatchError, match="the base cannot be used"):
+        treepack.load(in_memory / "patch")
+    found = treepack.verify(in_memory / "patch")
+    assert not found.ok
+    assert "the base cannot be used" in str(found.damage)
+    with treepack.open(in_memory / "patch", salvage=True) as file:
+        assert "the base cannot be used" in str(file.damage)
+        np.testing.assert_array_equal(file["w"], tree["w"] + 1)

@@ -163,7 +163,7 @@ def _joined(
 
     With `salvage`, some arrays may not match their checksums.
     """
-    base, file, unusable = opening.base, None, None
+    base, file, unusable, reason = opening.base, None, None, None
     if base is None:
         name, lost = _name_of_base(patch, salvage=salvage)
         # A file may only name others in its own directory.
@@ -185,7 +185,8 @@ def _joined(
                 error.filename,
             ) from None
         except TreepackError as error:
-            unusable = lost or BaseMismatchError(f"the base cannot be used: {error}", [])
+            reason = f"the base cannot be used: {error}"
+            unusable = lost or BaseMismatchError(reason, [])
             if not salvage:
                 raise unusable from error
     try:
@@ -196,7 +197,7 @@ def _joined(
         )
     except TreepackError as error:
         raise unusable or error from None
-    return content, damage
+    return content, damage or reason
 
 
 def _name_of_base(patch: core.Content, *, salvage: bool) -> tuple[str, DecodeError | None]:
