@@ -158,7 +158,17 @@ impl<'a> Join<'a> {
         for place in &self.patch.lost {
             grow::push(&mut parts, (place.clone(), Part::Lost))?;
         }
-        parts.sort_unstable_by_key(|(place, _)| place.start);
+        parts.sort_unstable_by_key(|(place, _)| (place.start, place.end));
+        // Of a damaged patch, what is left may overlap.
+        let ends = parts.iter().map(|(place, _)| place.end);
+        let starts = parts.iter().map(|(place, _)| place.start);
+        if !std::iter::once(0)
+            .chain(ends)
+            .eq(starts.chain([self.len()]))
+        {
+            let reason = "the patch is damaged: its parts do not cover the tree";
+            return Err(Error::Structure(reason.into()));
+        }
         Ok(parts)
     }
 

@@ -34,6 +34,13 @@ def test_hostile_files_are_documented_errors() -> None:
 
 
 @pytest.mark.campaign
+@pytest.mark.parametrize("seed", [501124, 510291])
+def test_hostile_files_of_seeds_that_failed(seed: int) -> None:
+    """Damage at the end of the base of a patch, and parts of a damaged patch that overlap."""
+    campaign(seed, 1)
+
+
+@pytest.mark.campaign
 def test_many_hostile_files_are_documented_errors() -> None:
     campaign(10_000, tiers.either(0, 1000, nightly=100_000), "--processes", "2")
 
