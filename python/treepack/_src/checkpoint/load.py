@@ -70,8 +70,7 @@ def load_file(
         with sharing(target, reading, together) as group:
             source = path
             is_other = is_directory or formats.of_suffix(path) is not None
-            is_plain = selection.is_whole and compare is None and not is_empty(target)
-            if is_plain and not is_other:
+            if selection.is_whole and not is_other and compare is None:
                 try:
                     source = content_of(path, opening)
                 except IsADirectoryError:
@@ -146,7 +145,7 @@ def load_part(
         takes_more = False
     keeps = target is not None and "target" in (selection.missing, selection.mismatched)
     if not (keeps or selection.unexpected or selection.return_report) and is_empty(target):
-        warn_of_empty(place)
+        warn_of_empty(place.catalog, place.value)
     partial = Coverage(
         choice.selector.selects,
         selection.missing == "target" or choice.is_cut,

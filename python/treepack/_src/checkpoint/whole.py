@@ -1,19 +1,16 @@
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import treepack._core as core
 from treepack._src import paths as _paths
-from treepack._src.checkpoint.opening import open_reader
 from treepack._src.options import Buffer, BytesReading, Reading
 from treepack._src.placing.casting import cast_floats
 from treepack._src.placing.placement import converter, device_leaves
 from treepack._src.printable import printable, shortened, warn
 from treepack._src.pytree.kinds import kind_of
-from treepack._src.readers.reader import Place
 from treepack._src.registry.code import check_is_tree
 from treepack._src.registry.lookups import Lookups
 from treepack._src.restore.record import rebuilt
@@ -59,9 +56,8 @@ def _converted(
         check_is_tree(target)
         restored = restore_encoded(target, data, reading, convert=convert)
         if is_empty(target):
-            base = reading.base if isinstance(reading, BytesReading) else None
-            with contextlib.closing(open_reader(data, base=base)) as reader:
-                warn_of_empty(Place(reader, 0, []))
+            content = data if isinstance(data, core.Content) else core.Content.lent(data)
+            warn_of_empty(core.Catalog.open(content, salvage=False), 0)
         return restored
     if reading.dtype is None:  # casting requires a state
         restored = core.restore_recorded(
@@ -93,8 +89,8 @@ def is_empty(target: Any, depth: int = 64) -> bool:
     return True
 
 
-def warn_of_empty(place: Place) -> None:
-    if any(True for _ in place.catalog.leaf_values(place.value)):
+def warn_of_empty(catalog: core.Catalog, value: int) -> None:
+    if catalog.leaf_values(value):
         warn(
             "the target has no leaves, so nothing is loaded: pass a tree like the saved one, or "
             "leave the target out to load all"
