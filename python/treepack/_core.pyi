@@ -9,6 +9,7 @@ import numpy as np
 from typing_extensions import Buffer
 
 __all__ = [
+    "ALIGN_MIN_BYTES",
     "CHUNKED_MARKER",
     "MAX_DEPTH",
     "RECORD_KEY",
@@ -81,6 +82,9 @@ RECORD_MARK: bytes
 
 ROOT_KEY: str
 """The key of a tree that is a single leaf, in the top-level map."""
+
+ALIGN_MIN_BYTES: int
+"""The size in bytes from which arrays are aligned in files."""
 
 CHUNKED_MARKER: str
 """The key that marks a map as an array in chunks."""

@@ -68,6 +68,8 @@ mod watch;
 #[pyo3::pymodule(gil_used = false)]
 mod _core {
     #[pymodule_export]
+    const ALIGN_MIN_BYTES: usize = crate::format::array::ALIGN_MIN_BYTES;
+    #[pymodule_export]
     const CHUNKED_MARKER: &str = crate::format::wire::CHUNKED_MARKER;
     #[pymodule_export]
     const RECORD_KEY: &str = crate::format::structure::RECORD_KEY;

@@ -200,10 +200,10 @@ def _static(one: Tree, other: Tree) -> Iterator[Difference]:
     for opened in (reader, other_reader):
         if not opened.has_types or (opened.salvages and opened.damaged_record() is not None):
             return
-    catalog, room = reader.catalog, PathBudget()
+    catalog, budget = reader.catalog, PathBudget()
     for node, field, *both in catalog.static_differences(value, other_reader.catalog, other_value):
         path = catalog.path_of(node, value)
-        path = room.text(join(path, field) if field else path)
+        path = budget.text(join(path, field) if field else path)
         yield Difference(path, "static", " and ".join(both))
 
 

@@ -522,8 +522,8 @@ class File(Tree):
     @property
     def unverified(self) -> list[str]:
         """The paths of leaves whose checksums are lost; their values may be damaged."""
-        reader, room = self._place.reader, _paths.PathBudget()
-        return [room.text(reader.catalog.path_of(value, 0)) for value in reader.unverified()]
+        reader, budget = self._place.reader, _paths.PathBudget()
+        return [budget.text(reader.catalog.path_of(value, 0)) for value in reader.unverified()]
 
     @property
     def format(self) -> str:

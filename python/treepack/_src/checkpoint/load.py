@@ -451,10 +451,10 @@ def _corrupt(
         raise CorruptionError(f"the file is damaged: {damage}")
     inside = set(catalog.leaf_values(place.value))
     by_status: dict[Status, dict[int, str]] = {"corrupt": {}, "unreadable": {}, "unchecked": {}}
-    room = PathBudget()
+    budget = PathBudget()
     for value, status in statuses.items():
         if status != "ok" and value in inside and (marks is None or value in marks):
-            by_status[status][value] = room.text(catalog.path_of(value, place.value))
+            by_status[status][value] = budget.text(catalog.path_of(value, place.value))
     bad, unverified = by_status["corrupt"] | by_status["unreadable"], by_status["unchecked"]
     # Of files that never had checksums, only `verify=` leaves them out.
     is_lost = damage is None or place.reader.is_summed or selection.verify
@@ -480,7 +480,7 @@ def _corrupt(
     bad = bad | unverified
     for values in place.reader.lists_of(bad):
         first = max(values.start, place.value)
-        path = room.text(catalog.path_of(first, place.value))
+        path = budget.text(catalog.path_of(first, place.value))
         bad |= dict.fromkeys(values, path)
     return bad, {}
 

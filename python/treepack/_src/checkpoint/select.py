@@ -249,8 +249,8 @@ def chosen(tree: Any, select: Any, exclude: Any = None, where: str = "tree") -> 
     if select is None and exclude is None:
         return tree
     ends = dict(ends_of(tree))
-    room = _paths.PathBudget()
-    paths = {parts: room.text(_paths.text(parts)) for parts in ends}
+    budget = _paths.PathBudget()
+    paths = {parts: budget.text(_paths.text(parts)) for parts in ends}
     selector = compiled(select, where, paths.values(), exclude)
     selected = selected_by({paths[parts]: is_leaf for parts, is_leaf in ends.items()}, selector)
     wanted = {parts for parts in ends if paths[parts] in selected}

@@ -57,8 +57,8 @@ class Statuses(Mapping[str, Status]):
 
     def with_status(self, status: Status) -> list[str]:
         values = [value for value, leaf_status in self._statuses.items() if leaf_status == status]
-        room = PathBudget()
-        return [room.text(self._catalog.path_of(value, 0)) for value in values]
+        budget = PathBudget()
+        return [budget.text(self._catalog.path_of(value, 0)) for value in values]
 
     def __repr__(self) -> str:
         parts = (f"{path_end(path)!r}: {status!r}" for path, status in self.items())

@@ -45,9 +45,9 @@ def named(leaves: Leaves, separator: str | None, remedy: str = "") -> dict[str, 
     """
     separator = SEPARATOR if separator is None else separator
     by_name: dict[str, Any] = {}
-    room = _paths.PathBudget()
+    budget = _paths.PathBudget()
     for parts, leaf in leaves:
-        room.text(_paths.text(parts))
+        budget.text(_paths.text(parts))
         name = separator.join(parts)
         if name in by_name:
             raise TreepackError(

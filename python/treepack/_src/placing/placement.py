@@ -114,15 +114,15 @@ def _where(reading: Reading) -> Where:
     jax = _jax.needed(f"{'sharding' if device is None else 'device'}= makes JAX arrays")
     if _is_function(given) and device is None:
         check_parameters(given, "sharding=", "a path and a ShapeDtypeStruct", 2)
-        room = PathBudget()
+        budget = PathBudget()
 
         def call(path: Trail, struct: Any, _: bool) -> Any:
             try:
-                return given(room.text(path), struct)
+                return given(budget.text(path), struct)
             except Exception as error:
                 error.add_note(
                     "treepack: sharding= was called with a path and a ShapeDtypeStruct, "
-                    f"{room.text(path)!r:.100} and {struct}"
+                    f"{budget.text(path)!r:.100} and {struct}"
                 )
                 raise
 

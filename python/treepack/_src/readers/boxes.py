@@ -61,10 +61,6 @@ class Files(Reader, abc.ABC):
     def explained(self, number: int, error: BaseException) -> BaseException: ...
 
 
-# The size in bytes from which arrays are aligned in files.
-_LEAST_ALIGNED = 1 << 10
-
-
 class Box:
     def __init__(self, array: ShardedArray, box: Sequence[range], *, in_place: bool):
         self.array = array
@@ -94,7 +90,7 @@ class Box:
         self, threads: int | None = None, stopped: Event | None = None, *, align: int = 1
     ) -> np.ndarray:
         # Files align no smaller arrays, for which an error takes longer than a copy.
-        may_be_aligned = align == 1 or self.nbytes >= _LEAST_ALIGNED
+        may_be_aligned = align == 1 or self.nbytes >= core.ALIGN_MIN_BYTES
         view = self.view() if may_be_aligned else None
         if view is not None and view.ctypes.data % align == 0:
             return view

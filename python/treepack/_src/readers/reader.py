@@ -179,8 +179,8 @@ class Reader:
         return self
 
     def listed(self, values: Sequence[int]) -> str:
-        room = _paths.PathBudget()
-        paths = (room.text(self.catalog.path_of(value, 0)) for value in values[:_MOST_LISTED])
+        budget = _paths.PathBudget()
+        paths = (budget.text(self.catalog.path_of(value, 0)) for value in values[:_MOST_LISTED])
         more = "" if len(values) <= _MOST_LISTED else f" and {len(values) - _MOST_LISTED} more"
         return f"{', '.join(paths)}{more} {'is' if len(values) == 1 else 'are'}"
 

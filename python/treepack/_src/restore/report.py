@@ -50,7 +50,7 @@ class Coverage:
         self.lacks: dict[str, str] = {}
         self.names: Mapping[str, str] | None = None
         self.has_function = False
-        self._room = PathBudget()
+        self._budget = PathBudget()
         # Dicts, since some restores walk the tree twice.
         self._loaded: dict[str, None] = {}
         self._kept: dict[str, Any] = {}  # with the leaves
@@ -60,7 +60,7 @@ class Coverage:
 
     def _note(self, noted: dict[str, None], paths: Iterable[str | Trail]) -> None:
         if self.notes:
-            noted.update((self._room.text(path), None) for path in paths)
+            noted.update((self._budget.text(path), None) for path in paths)
 
     def loaded(self, path: Trail) -> None:
         self._note(self._loaded, [path])
@@ -91,7 +91,7 @@ class Coverage:
 
     def kept(self, target: Any, path: Trail) -> None:
         if self.notes:
-            self._kept.update(self._room.all(_leaves(target, path)))
+            self._kept.update(self._budget.all(_leaves(target, path)))
 
     def unexpected(self, state: Any, path: Trail) -> bool:
         leaves = (leaf for leaf, value in state_leaves(state, path) if value is not ABSENT)

@@ -92,7 +92,7 @@ class Restore:
         self.deeper: tuple[Trail, Trail] | None = None
         self.level: Level | None = None
         self.has_shareable = False
-        self._room = PathBudget()
+        self._budget = PathBudget()
         self._is_cut = False
         # The parts of `path` at the last call of `here`, and the trail of each.
         self._trails: list[tuple[str, Trail]] = []
@@ -244,7 +244,7 @@ class Restore:
 
     def note_at(self, trail: Trail, expected: str, found: str, similar: str = "") -> None:
         path = str(trail)
-        if self.mismatches and not self._room.takes(path):
+        if self.mismatches and not self._budget.takes(path):
             self._is_cut = True  # the list would become too long
             raise self.error()
         self.mismatches.setdefault(path, Mismatch(path, expected, found, similar))
