@@ -163,7 +163,7 @@ class Coverage:
         elif moved := _moved(kept, unused):
             new, old = (path_end(printable(path)) for path in moved)
             there, change = ("the file has", f"pass mapping={{{new!r}: {old!r}}}")
-            if self.names is not None:  # the path may be that of a rule
+            if self.names is not None:  # a rule may make this path
                 there, change = "mapping= gives", "change mapping="
             warn(
                 f'missing="target" keeps {new}, and {there} leaves at {old} that are not used: '
