@@ -22,6 +22,10 @@ const WRITE_BYTES: usize = 8 << 20;
 /// Bytes copied at a time, which stay in the caches until they are written.
 const BLOCK_BYTES: usize = 1 << 20;
 
+/// Blocks read ahead of the disk where nothing is summed: arrays that are computed whole when their
+/// first bytes are read take as long as many blocks.
+const AHEAD: usize = 32;
+
 /// Bytes copied and summed at a time, in the caches of one core.
 const SUM_BYTES: usize = 128 << 10;
 
@@ -50,21 +54,24 @@ impl<'a> Output<'a> {
         }
     }
 
-    /// Writes a layout. If its leaves are summed, `threads` threads sum them.
+    /// Writes a layout. `threads` threads sum its leaves, and read those that are not in memory while
+    /// others are written.
     pub fn layout<P: Payload + Sync>(
         &mut self,
         layout: &Layout<P>,
         threads: NonZero<usize>,
     ) -> Result<()> {
-        match layout.seal() {
-            None => self.unsealed(layout)?,
-            Some(_) => append_blocks(layout, threads, self, self.watch)?,
+        let is_in_memory = || layout.payloads().all(|payload| payload.memory().is_some());
+        if layout.seal().is_none() && is_in_memory() {
+            self.in_memory(layout)?;
+        } else {
+            append_blocks(layout, threads, self, self.watch)?;
         }
         self.flush()?;
         self.watch.done(layout.len())
     }
 
-    fn unsealed<P: Payload>(&mut self, layout: &Layout<P>) -> Result<()> {
+    fn in_memory<P: Payload>(&mut self, layout: &Layout<P>) -> Result<()> {
         let mut position = 0;
         for slice in layout.slices(0..layout.len()) {
             let len = slice.len();
@@ -169,19 +176,17 @@ fn digests_in<P: Payload>(
     Ok(digests)
 }
 
-/// Appends a layout whose leaves are summed, block by block, and sums the same copy.
-///
-/// # Panics
-/// If the layout has no seal.
+/// Appends a layout block by block; if it has a seal, sums the same copies.
 pub fn append_blocks<P: Payload + Sync>(
     layout: &Layout<P>,
     threads: NonZero<usize>,
     out: &mut impl Append,
     watch: &dyn Watch,
 ) -> Result<()> {
-    let seal = layout.seal().expect("a seal for the sums");
-    let regions = seal.regions();
-    let end = layout.len() - Seal::bytes(regions.len()) - Digest::BYTES * seal.digests();
+    let seal = layout.seal();
+    let digest_count = seal.map_or(0, Seal::digests);
+    let seal_bytes = seal.map_or(0, |seal| Seal::bytes(seal.regions().len()));
+    let end = layout.len() - seal_bytes - Digest::BYTES * digest_count;
     let spare = Mutex::new(Vec::new());
     let work = |(): &mut (), index: usize| {
         let mut block: Vec<u8> = spare.lock().expect(NO_PANIC).pop().unwrap_or_default();
@@ -196,15 +201,17 @@ pub fn append_blocks<P: Payload + Sync>(
                 layout.copy_to(start, target, Caching::Usual)
             })?;
             let part = &block[before..];
-            grow::add_all(&mut sums, regions.sum(start, part)?)?;
-            if seal.digests() > 0 {
+            if let Some(seal) = seal {
+                grow::add_all(&mut sums, seal.regions().sum(start, part)?)?;
+            }
+            if digest_count > 0 {
                 grow::add_all(&mut digests, digests_in(layout, start, part)?)?;
             }
         }
         Ok((block, sums, digests))
     };
     let mut sums = Sums::default();
-    let mut digests = grow::filled(Digest::default(), seal.digests())?;
+    let mut digests = grow::filled(Digest::default(), digest_count)?;
     let each = |index: usize, done: Result<(Vec<u8>, PartialSums, Vec<_>)>| {
         let (block, parts, more) = done?;
         sums.add(parts)?;
@@ -216,9 +223,11 @@ pub fn append_blocks<P: Payload + Sync>(
         spare.lock().expect(NO_PANIC).push(block);
         watch.done(end.min((index + 1) * BLOCK_BYTES))
     };
-    let ahead = threads.get().saturating_mul(4);
+    let near = threads.get().saturating_mul(4);
+    let ahead = seal.map_or(near.max(AHEAD), |_| near);
     parallel::in_order(end.div_ceil(BLOCK_BYTES), threads, ahead, work, each)?;
-    out.append(&seal.close(&sums.finish(regions.len())?, &digests)?)
+    let Some(seal) = seal else { return Ok(()) };
+    out.append(&seal.close(&sums.finish(seal.regions().len())?, &digests)?)
 }
 
 #[cfg(unix)]
