@@ -35,7 +35,7 @@ from obstore.store import from_url
 import treepack
 import treepack._core as core
 from treepack import serialization
-from treepack._src.claims.directory import Directory, Written, file_name
+from treepack._src.claims.directory import Directory, Written
 from treepack._src.layouts.layout import Encoding
 from treepack._src.readers.boxes import find, ranges_of, reading
 from treepack._src.storage.address import Address
@@ -175,7 +175,7 @@ def many_hosts(server: s3.Server) -> None:
         client_options={"allow_http": True},
         **options,
     )
-    files = [file_name("0123abcd", at) for at in range(HOSTS)]
+    files = [Directory.file_name("0123abcd", at) for at in range(HOSTS)]
     written = [Written(name, 1 << 30, at, 5) for at, name in enumerate(files)]
     for name in files:
         obstore.put(store, f"hosts/{name}", b"x")

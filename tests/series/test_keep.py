@@ -15,8 +15,8 @@ from hypothesis import given, settings
 
 import tiers
 import treepack
+from treepack._src.runs.checkpoints import Checkpoints
 from treepack._src.runs.contents import Summary
-from treepack._src.runs.steps import spaced
 
 VALUES = st.one_of(st.none(), st.sampled_from([math.nan, math.inf, -math.inf]), st.integers(0, 4))
 
@@ -145,11 +145,11 @@ def test_what_goes_changes_nothing_of_what_stays(
     positions: list[int], distance: int, data: st.DataObject
 ) -> None:
     items = [*enumerate(positions)]
-    kept = [*spaced(items, distance)]
+    kept = [*Checkpoints.spaced(items, distance)]
     gone = data.draw(st.sets(st.sampled_from(items))) if items else set()
     left = [it for it in items if it not in gone or it[0] in kept]
-    assert [*spaced(left, distance)] == kept
-    assert [*spaced(items[: len(items) // 2], distance)] == [
+    assert [*Checkpoints.spaced(left, distance)] == kept
+    assert [*Checkpoints.spaced(items[: len(items) // 2], distance)] == [
         it for it in kept if it < len(items) // 2
     ]
 

@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 
 from treepack._src.interop import flax
-from treepack._src.runs.steps import spaced
+from treepack._src.runs.checkpoints import Checkpoints
 from treepack.checkpoints._names import MP_ARRAY_POSTFIX, TEMPORARY, Steps
 from treepack.errors import InvalidCheckpointError
 
@@ -36,7 +36,7 @@ def tidy(
         kept: set[str] = set()
         if keep_every_n_steps:
             steps = ((name, numbers[-2]) for name in older if len(numbers := folder.key(name)) > 1)
-            kept = {*spaced(((name, step) for name, step in steps if step), keep_every_n_steps)}
+            kept = {*Checkpoints.spaced((each for each in steps if each[1]), keep_every_n_steps)}
         gone += [name for name in older if name not in kept]
         all_names = {entry.name for entry in listing.entries}
         gone = [

@@ -43,11 +43,6 @@ _LOOK_S = 0.005
 _SHARD_FILE = re.compile(rf"{NAME}|\.({NAME}|(lease|manifest)\.treepack)\.treepack-.*\.tmp")
 
 
-def file_name(name: str, process: int, part: int = 0) -> str:
-    number = f"{part:05}" if part else ""
-    return f"{name}-{process:05}{number}.treepack"
-
-
 class Names(frozenset[str]):
     @property
     def are_unfinished(self) -> bool:
@@ -120,6 +115,11 @@ class Directory(abc.ABC):
     @staticmethod
     def at(path: Address) -> Directory:
         return LocalDirectory(path) if path.is_local else RemoteDirectory(path)
+
+    @staticmethod
+    def file_name(name: str, process: int, part: int = 0) -> str:
+        number = f"{part:05}" if part else ""
+        return f"{name}-{process:05}{number}.treepack"
 
     def __str__(self) -> str:
         return self._path.shown

@@ -166,6 +166,18 @@ class Encoding(dict[str, Any]):
         return layout
 
     @classmethod
+    def patched(
+        cls, tree: Any, static: Static, base: core.Content | None
+    ) -> tuple[core.Content, core.Content]:
+        """Returns the patch of a base and the tree's encoding; without a base, this twice."""
+        cls.check(tree)
+        layout = cls(align=64, index=True, base=base).tree(tree, static=static)
+        patch = core.Content.lent(layout.to_bytes(threads=None))
+        if base is None:
+            return patch, patch
+        return patch, core.join(patch, base, max_size=None, threads=None)[0]
+
+    @classmethod
     def file(cls, tree: Any, saved: Saved, writing: Writing, **options: Any) -> core.Layout:
         """`digests` are of the written bytes or, if these are compressed, of the memory now."""
         # The blocks of a compressed file have their own; of a damaged patch, only these tell which

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from treepack._src.interop import jax as _jax
+from treepack._src.options import TIMEOUT_S
 from treepack._src.processes.group import Group, Message, text_of
 from treepack._src.processes.preemption import Preemption
 from treepack.errors import CorruptionError, OthersError
@@ -32,6 +33,8 @@ class Meeting:
 
     `preemption` notices SIGTERM, which ends all processes; `None` before `listen`.
     """
+
+    TIMEOUT_S = TIMEOUT_S
 
     def __init__(self, call: str, timeout: float, is_damage: IsError = lambda _: False):
         self._call, self._timeout, self._is_damage = call, timeout, is_damage

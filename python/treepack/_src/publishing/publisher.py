@@ -10,6 +10,7 @@ from treepack._src.elsewhere import Advising
 from treepack._src.options import ChoiceOptions, Static, StorageOptions, Template, takes
 from treepack._src.printable import warn
 from treepack._src.publishing.versions import Head, Versions
+from treepack._src.runs.steps import checked
 from treepack._src.storage.address import Location
 from treepack.errors import BusyError, CorruptionError, TreepackError
 
@@ -93,7 +94,8 @@ class Publisher(Advising):
         """
         if _more:
             raise TypeError("push() takes a tree: name the version, as in push(tree, version=1)")
-        with self._versions.turn(version) as number:
+        number = checked("version", version, "pass the step")
+        with self._versions.turn(number):
             is_repeated = self._settle(number)
             head = self._loaded()
             patch, content = head.encoded(tree, static)
@@ -253,7 +255,7 @@ class Subscriber(Advising):
         held = self._held
         if newer_than is None:
             newer_than = -1 if held is None else held.number
-        number = self._versions.number(newer_than)
+        number = checked("newer_than", newer_than, "pass the number of a version", least=-1)
         end, pause = time.monotonic() + timeout, _PAUSE_S
         while True:
             held, head = self._held, self._versions.head()

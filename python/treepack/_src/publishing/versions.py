@@ -9,30 +9,19 @@ A version has an anchor, a patch or both, which give the same bytes.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import itertools
-import json
 import re
 import secrets
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, NamedTuple
 
 import treepack._core as core
-from treepack._src.claims.directory import writer
-from treepack._src.claims.lease import Permit
+from treepack._src.claims.ledger import Ledger
 from treepack._src.layouts.layout import Encoding
-from treepack._src.options import Opening, Static, StorageOptions, check_in_time
-from treepack._src.runs.steps import TEMPORARY, checked
-from treepack._src.storage.address import Address, Location
-from treepack._src.storage.content import content_of
-from treepack._src.storage.foreign import substitute
-from treepack._src.storage.naming import naming
-from treepack._src.storage.store import ConditionError
-from treepack._src.storage.write import pieces
-from treepack._src.tasks import Turns
-from treepack.errors import BusyError, CorruptionError, NewerVersionError, TreepackError
+from treepack._src.options import Static, StorageOptions
+from treepack._src.storage.address import Location
+from treepack.errors import CorruptionError, NewerVersionError, TreepackError
 
 HEAD = "head.json"
 
@@ -65,13 +54,13 @@ class Head(NamedTuple):
     Attributes:
       versions: Oldest first.
       data: Its bytes; `None` if nothing was published.
-      stored: Its version in the store, or that it is absent, if it was read.
+      mark: For `Ledger.replace`, if it was read.
       content: The encoding of the newest version, if it is in memory.
     """
 
     versions: tuple[Version, ...]
     data: bytes | None
-    stored: Any = None
+    mark: Any = None
     content: core.Content | None = None
 
     @property
@@ -87,39 +76,26 @@ class Head(NamedTuple):
         return f"version {self.number}" if self.versions else "no version"
 
     def encoded(self, tree: Any, static: Static) -> tuple[core.Content, core.Content]:
-        Encoding.check(tree)
-        base = self.content
-        layout = Encoding(align=64, index=True, base=base).tree(tree, static=static)
-        patch = core.Content.lent(layout.to_bytes(threads=None))
-        if base is None:
-            return patch, patch
-        return patch, core.join(patch, base, max_size=None, threads=None)[0]
+        return Encoding.patched(tree, static, self.content)
 
     def holds(self, content: core.Content) -> bool:
-        return self.content is not None and _sum_of(content) == _sum_of(self.content)
+        return self.content is not None and Ledger.sum_of(content) == Ledger.sum_of(self.content)
 
 
 class Versions:
-    """The versions in a directory; `replace` raises `Changed` if another writer did."""
+    """`replace` raises `Changed` if another writer did."""
 
-    Changed: ClassVar[type[Exception]] = ConditionError
+    Changed: ClassVar[type[Exception]] = Ledger.Changed
 
     def __init__(self, path: Location, storage_options: StorageOptions):
-        self._path = Address.of(path, storage_options).fixed()
-        self._permit = Permit()
-        self._turns = Turns()
+        self._ledger = Ledger(path, storage_options, HEAD)
 
     def __str__(self) -> str:
-        return self._path.shown
-
-    def number(self, newer_than: Any) -> int:
-        return checked("newer_than", newer_than, "pass the number of a version", least=-1)
+        return str(self._ledger)
 
     def head(self) -> Head:
-        path = self._path / HEAD
-        data, stored = path.versioned()
-        with naming(path):
-            return Head(() if data is None else _versions(data), data, stored)
+        versions, data, mark = self._ledger.head(_versions)
+        return Head(versions or (), data, mark)
 
     def loaded(self, head: Head, held: Head | None = None, max_size: int | None = None) -> Head:
         """Returns a head with its newest version, assembled from the fewest bytes.
@@ -131,41 +107,28 @@ class Versions:
         if is_anchor:
             version = head.versions[start]
             _check_size(version, max_size)
-            content = self._read(f"{version.name}.treepack", max_size, None, version.anchor)
+            content = self._read_anchor(version, max_size)
         for version in head.versions[start + 1 :]:
-            content = self._read(f"{version.name}.patch", max_size, content, None)
+            content = self._ledger.read(f"{version.name}.patch", content, max_size)
         return head._replace(content=content)
 
-    def _read(
-        self, name: str, max_size: int | None, base: core.Content | None, anchor: Anchor | None
-    ) -> core.Content:
-        path = self._path / name
-        with naming(path):
-            content = content_of(path, Opening(mmap=False, base=base, max_size=max_size))
-            if anchor is not None and anchor != (content.nbytes, _sum_of(content)):
+    def _read_anchor(self, version: Version, max_size: int | None) -> core.Content:
+        def check(content: core.Content) -> None:
+            found, expected = Ledger.sum_of(content), tuple(version.anchor or ())
+            if found != expected:
                 raise CorruptionError(
-                    f"the anchor is damaged: expected the size and CRC-32 {(*anchor,)}, found "
-                    f"{content.nbytes} bytes; wait for the next one"
+                    f"the anchor is damaged: expected the size and CRC-32 {expected}, found "
+                    f"{found}; wait for the next one"
                 )
-        return content
 
-    @contextlib.contextmanager
-    def turn(self, version: Any) -> Iterator[int]:
-        """Keeps other threads, and other jobs in a local directory, from publishing.
+        return self._ledger.read(f"{version.name}.treepack", None, max_size, check)
 
-        Yields the number to publish. A BusyError if a signal handler has interrupted a turn of this
-        thread, or another job has the lease.
-        """
-        number = checked("version", version, "pass the step")
-        check_in_time()
-        with self._turns.taken() as is_taken:
-            if not is_taken:
-                raise BusyError(
-                    f"version {number} is pushed while this thread pushes another, which a signal "
-                    "handler interrupted: push it afterwards"
-                )
-            with Permit.taken(self._path, "publisher") as self._permit:
-                yield number
+    def turn(self, number: int) -> AbstractContextManager[None]:
+        return self._ledger.turn(
+            "publisher",
+            f"version {number} is pushed while this thread pushes another, which a signal "
+            "handler interrupted: push it afterwards",
+        )
 
     def write(
         self,
@@ -183,55 +146,35 @@ class Versions:
         anchor = None
         if not has_patch or len(old) - anchors[-1] >= anchor_every:
             anchors.append(len(old))
-            anchor = Anchor(content.nbytes, _sum_of(content))
-            (self._path / f"{name}.treepack").write_content(content, durable=durable)
+            anchor = Anchor(*Ledger.sum_of(content))
+            self._ledger.write(f"{name}.treepack", content, durable=durable)
         if has_patch:
-            (self._path / f"{name}.patch").write_content(patch, durable=durable)
+            self._ledger.write(f"{name}.patch", patch, durable=durable)
         versions = [*old, Version(name, patch.nbytes if has_patch else None, anchor)]
         first, *rest = versions[anchors[-_ANCHORS:][0] :]
         versions = [first._replace(patch=None), *rest]
-        header = {"treepack_versions": _FORMAT, "writer": writer()}
-        data = json.dumps({**header, "versions": [version._asdict() for version in versions]})
-        return Head((*versions,), data.encode(), content=content)
+        fields = [version._asdict() for version in versions]
+        data = Ledger.encoded({"treepack_versions": _FORMAT, "versions": fields})
+        return Head((*versions,), data, content=content)
 
     def replace(self, before: Head, head: Head, *, durable: bool) -> None:
-        """Replaces the head, on the condition that it has not changed; within a `turn`."""
         assert head.data is not None, "`write` has returned it"
-        self._permit.commit(self._path / HEAD, head.data, before.stored, durable=durable)
+        self._ledger.replace(head.data, before.mark, durable=durable)
 
     def tidy(self, head: Head) -> None:
-        if not self._permit.is_held:  # then that job does it
-            return
         kept = {f"{version.name}.treepack" for version in head.versions}
         kept |= {f"{version.name}.patch" for version in head.versions if version.patch is not None}
-        gone = []
-        for name in (entry.name for entry in self._path.entries()):
-            if re.fullmatch(_OBJECT, name) and name not in kept:
-                gone.append(name)
-            elif TEMPORARY.fullmatch(name):  # perhaps of a killed writer
-                (self._path / name).remove_dead()
-        self._path.remove_files(gone)
-
-
-def _sum_of(content: core.Content) -> int:
-    return functools.reduce(lambda crc, piece: zlib.crc32(piece, crc), pieces(content), 0)
+        self._ledger.tidy(_OBJECT, kept)
 
 
 def _number(name: str) -> int:
     return int(name.partition("-")[0].removeprefix("version_"))
 
 
-def _versions(data: bytes) -> tuple[Version, ...]:
-    try:
-        head = json.loads(data)
-        if head["treepack_versions"] > _FORMAT:
-            raise NewerVersionError("a newer treepack wrote it: upgrade treepack")
-        versions = tuple(map(_version, head["versions"]))
-    except (ValueError, TypeError, LookupError, RecursionError) as error:
-        if isinstance(error, NewerVersionError):
-            raise
-        text = f"it is {substitute(data) or f'not a head of published versions: {error}'}"
-        raise CorruptionError(text) from error
+def _versions(head: Any) -> tuple[Version, ...]:
+    if head["treepack_versions"] > _FORMAT:
+        raise NewerVersionError("a newer treepack wrote it: upgrade treepack")
+    versions = tuple(map(_version, head["versions"]))
     numbers = [_number(version.name) for version in versions]
     is_sorted = all(earlier < later for earlier, later in itertools.pairwise(numbers))
     if not versions or versions[0].anchor is None or not is_sorted:

@@ -10,6 +10,7 @@ others are removed.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Self, TypeVar
 
@@ -38,6 +39,19 @@ class Checkpoints:
     @classmethod
     def of(cls, location: Location, prefix: str, storage_options: StorageOptions = None) -> Self:
         return cls(Folder.of(location, prefix, storage_options))
+
+    @staticmethod
+    def spaced(items: Iterable[tuple[T, float]], distance: float) -> Iterator[T]:
+        """Yields the first of items, and each at least `distance` after the one yielded before.
+
+        Removed and later items do not change the choice among the others. An item before the last
+        one yielded is far enough, too: the clock was set back.
+        """
+        last = -math.inf
+        for item, position in items:
+            if not 0 <= position - last < distance:
+                last = position
+                yield item
 
     def step(self, step: Any) -> int:
         if step is None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import operator
 import os
 import re
@@ -30,9 +29,6 @@ _NUMBERED = re.compile(rf"(.*\D|)({_INTEGER.pattern})", re.DOTALL)
 
 # The suffix of the file that pins a checkpoint, after the checkpoint's name.
 _PIN = ".keep"
-
-TEMPORARY = re.compile(r"\..*\.treepack-.*\.tmp", re.DOTALL)
-"""The names of temporary files of the core."""
 
 
 # The maximum number of other prefixes of which one file is opened.
@@ -182,7 +178,7 @@ class Listing:
         return [
             CheckpointEntry(self.folder, entry)
             for entry in self.entries
-            if entry.name.startswith(begin) and not TEMPORARY.fullmatch(entry.name)
+            if entry.name.startswith(begin) and not entry.is_temporary
         ]
 
     def numbered(self) -> dict[int, CheckpointEntry]:
@@ -235,9 +231,9 @@ class Listing:
             warn_of_kept(kept)
         for name in unfinished:
             Directory.at(path_of(name)).remove_unfinished()
-        for name in (entry.name for entry in self.entries):
-            if name.startswith(f".{self.folder.begin}") and TEMPORARY.fullmatch(name):
-                path_of(name).remove_dead()
+        for entry in self.entries:
+            if entry.name.startswith(f".{self.folder.begin}") and entry.is_temporary:
+                path_of(entry.name).remove_dead()
         if failed:
             raise failed[0]
 
@@ -248,16 +244,3 @@ def read_at(path: Address, work: Callable[[Address], T]) -> T:
             return work(path)
 
     return unless_replaced(attempt)
-
-
-def spaced(items: Iterable[tuple[T, float]], distance: float) -> Iterator[T]:
-    """Yields the first of items, and each at least `distance` after the one yielded before.
-
-    Removed and later items do not change the choice among the others. An item before the last one
-    yielded is far enough, too: the clock was set back.
-    """
-    last = -math.inf
-    for item, position in items:
-        if not 0 <= position - last < distance:
-            last = position
-            yield item

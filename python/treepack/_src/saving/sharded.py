@@ -20,7 +20,6 @@ from treepack._src import paths as _paths
 from treepack._src.claims.directory import (
     Directory,
     Written,
-    file_name,
     writer,
 )
 from treepack._src.claims.identity import Identity, identity_of
@@ -220,7 +219,7 @@ class ShardedWrite:
         layout, self._layout = self._layout, None
         if layout is None:
             return None
-        file = file_name(name, self.group.index)
+        file = Directory.file_name(name, self.group.index)
         directory.file(file).save(layout, self._writing, progress)
         del layout
         return directory.look(file)
@@ -255,7 +254,7 @@ class ShardedWrite:
             if is_moved and not ours:
                 continue
             more: dict[str, Any] = {} if is_moved else {"full": [*full], "links": links}
-            file = file_name(name, index, place)
+            file = Directory.file_name(name, index, place)
             shards = [(part.keys, part.data) for part in ours]
             layout = self._laid(shards, digests=True, age=step.age, **more)
             directory.file(file).save(layout, self._writing, progress)
@@ -310,7 +309,7 @@ class ShardedWrite:
 
     def _look(self, directory: Directory, name: str, process: int) -> Written:
         try:
-            return directory.look(file_name(name, process))
+            return directory.look(Directory.file_name(name, process))
         except FileNotFoundError as error:
             raise TreepackError(
                 f"the file of process {process} is missing in {directory}: all processes must "

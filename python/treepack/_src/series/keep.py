@@ -11,7 +11,6 @@ from treepack._src.options import takes
 from treepack._src.printable import warn
 from treepack._src.runs.checkpoints import Checkpoints
 from treepack._src.runs.contents import Summary
-from treepack._src.runs.steps import spaced
 
 # The number of metrics that a warning names.
 _MOST_NAMES = 5
@@ -79,10 +78,11 @@ class Keep:
         """Returns the steps that stay, of intact checkpoints in order."""
         steps = {each.step for each in checkpoints[-self.last :]}
         if self.every is not None:
-            steps.update(spaced(((each.step, each.step) for each in checkpoints), self.every))
+            numbers = ((each.step, each.step) for each in checkpoints)
+            steps.update(Checkpoints.spaced(numbers, self.every))
         if self.seconds is not None:
             times = ((each.step, each.time) for each in checkpoints if each.time is not None)
-            steps.update(spaced(times, self.seconds))
+            steps.update(Checkpoints.spaced(times, self.seconds))
         if self.best is not None:
             steps.update(best_steps(checkpoints, *self.best))
             if self.is_unseen(checkpoints):

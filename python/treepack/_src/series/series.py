@@ -10,7 +10,6 @@ from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 from treepack._src.elsewhere import Advising
 from treepack._src.options import (
-    TIMEOUT_S,
     ChoiceOptions,
     StepOptions,
     StorageOptions,
@@ -92,7 +91,7 @@ class Series(Advising, lists="steps"):
         seconds: float | None = None,
         prefix: str = "step_",
         sharded: bool | None = None,
-        timeout: float = TIMEOUT_S,
+        timeout: float = Meeting.TIMEOUT_S,
         fast: str | os.PathLike[str] | None = None,
         unchanged: Literal["write", "link"] = "write",
         full_every: int | None = None,

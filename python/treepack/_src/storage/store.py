@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -13,6 +14,13 @@ from treepack.errors import TreepackError
 class Entry(NamedTuple):
     name: str
     is_directory: bool
+
+    @property
+    def is_temporary(self) -> bool:
+        return _TEMPORARY.fullmatch(self.name) is not None
+
+
+_TEMPORARY = re.compile(r"\..*\.treepack-.*\.tmp", re.DOTALL)
 
 
 def is_hidden(name: str) -> bool:
