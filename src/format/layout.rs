@@ -213,11 +213,6 @@ impl<P: Payload> Slice<'_, P> {
     }
 }
 
-pub(crate) enum Taken<'a, P> {
-    Headers(&'a [u8]),
-    Payload(P),
-}
-
 /// A piece of the output to send.
 #[derive(Debug)]
 pub enum OutputPiece {
@@ -248,14 +243,17 @@ impl<P: Payload> Layout<P> {
         is_there.then_some(&self.headers)
     }
 
-    pub(crate) fn take_apart(self, mut each: impl FnMut(Taken<'_, P>) -> Result<()>) -> Result<()> {
+    /// Takes each payload with the headers before it, and the last headers without one.
+    pub(crate) fn take_apart(
+        self,
+        mut each: impl FnMut(&[u8], Option<P>) -> Result<()>,
+    ) -> Result<()> {
         let mut start = 0;
         for piece in self.pieces {
-            each(Taken::Headers(&self.headers[start..piece.headers_end]))?;
-            each(Taken::Payload(piece.payload))?;
+            each(&self.headers[start..piece.headers_end], Some(piece.payload))?;
             start = piece.headers_end;
         }
-        each(Taken::Headers(&self.headers[start..]))
+        each(&self.headers[start..], None)
     }
 
     pub fn payloads(&self) -> impl Iterator<Item = &P> {

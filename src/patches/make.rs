@@ -14,7 +14,7 @@ use crate::base::watch::Watch;
 use crate::catalog::Catalog;
 use crate::codec::delta::{BLOCK_BYTES, Block, Elements, Encoded, Encoder, Kind};
 use crate::format::footer::{PartialSums, Seal, Sums};
-use crate::format::layout::{Layout, LayoutBuilder, Payload, Slice, Taken};
+use crate::format::layout::{Layout, LayoutBuilder, Payload, Slice};
 use crate::format::wire::{EXT_DELTA, EXT_NDARRAY, Head, length};
 use crate::{Result, base::grow, base::parallel};
 
@@ -289,42 +289,38 @@ fn assemble<P: Payload>(
     // Offsets in the layout: of the next byte, and of the end of the last replaced array.
     let (mut at, mut gone) = (0_usize, 0);
     let (mut lengths, mut before) = (Vec::new(), START.len());
-    layout.take_apart(|part| {
-        match part {
-            Taken::Headers(bytes) => {
-                let (start, end) = (at, body.min(at + bytes.len()));
-                loop {
-                    at = at.max(gone).min(end);
-                    let next = replaced.next_if(|next| next.range.start < end);
-                    let until = next.as_ref().map_or(end, |next| next.range.start);
-                    assembly.headers(at, &bytes[at - start..until - start])?;
-                    at = until;
-                    let Some(next) = next else {
-                        break;
-                    };
-                    let Replaced {
-                        range,
-                        difference,
-                        sums,
-                    } = next;
-                    assembly.sums.add(sums)?;
-                    let start = assembly.out.len();
-                    if assembly.seal.is_some() {
-                        let parts = [start - before, difference.len(), range.len()];
-                        grow::push(&mut lengths, parts.map(|len| len as u64))?;
-                    }
-                    assembly.bytes(&difference)?;
-                    before = assembly.out.len();
-                    gone = range.end;
-                }
+    layout.take_apart(|headers, payload| {
+        let (start, end) = (at, body.min(at + headers.len()));
+        loop {
+            at = at.max(gone).min(end);
+            let next = replaced.next_if(|next| next.range.start < end);
+            let until = next.as_ref().map_or(end, |next| next.range.start);
+            assembly.headers(at, &headers[at - start..until - start])?;
+            at = until;
+            let Some(next) = next else {
+                break;
+            };
+            let Replaced {
+                range,
+                difference,
+                sums,
+            } = next;
+            assembly.sums.add(sums)?;
+            let start = assembly.out.len();
+            if assembly.seal.is_some() {
+                let parts = [start - before, difference.len(), range.len()];
+                grow::push(&mut lengths, parts.map(|len| len as u64))?;
             }
-            Taken::Payload(payload) => {
-                let end = at + payload.len();
-                if at >= gone {
-                    assembly.payload(at, payload, watch)?;
-                }
-                at = end;
+            assembly.bytes(&difference)?;
+            before = assembly.out.len();
+            gone = range.end;
+        }
+        if let Some(payload) = payload {
+            let end = at + payload.len();
+            if at >= gone {
+                assembly.payload(at, payload, watch)?;
             }
+            at = end;
         }
         Ok(())
     })?;
