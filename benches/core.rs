@@ -16,12 +16,12 @@ use treepack::base::raw::RawBytes;
 use treepack::elements::{Bounds, Runs};
 use treepack::files::sink::pour;
 use treepack::format::array::{Alignment, Array, ChunkLimit, Framing};
+use treepack::format::encoder::Encoder;
+use treepack::format::events::Events;
 use treepack::format::layout::{Caching, Layout, LayoutBuilder, Payload};
 use treepack::format::shards::{Shard, Sharded};
 use treepack::format::structure::Kind;
 use treepack::format::wire::EXT_NDARRAY;
-use treepack::grammar::encoder::Encoder;
-use treepack::grammar::events::Events;
 
 fn main() {
     divan::main();

@@ -21,8 +21,6 @@ pub mod elements;
 
 pub mod format;
 
-pub mod grammar;
-
 pub mod files;
 
 pub(crate) mod patterns;

@@ -12,11 +12,11 @@ use treepack::catalog::{BLOCK_BYTES, Catalog, stream_items};
 use treepack::codec::gzip::{self, Indexed, Method, Stream};
 use treepack::files::sink::replace_file;
 use treepack::format::array::{Alignment, Array, ChunkLimit, Framing};
+use treepack::format::encoder::Encoder;
+use treepack::format::events::Events;
 use treepack::format::layout;
 use treepack::format::structure::{Kind, Value};
 use treepack::format::wire::EXT_NDARRAY;
-use treepack::grammar::encoder::Encoder;
-use treepack::grammar::events::Events;
 use treepack::sharding::manifest::{Grid, Manifest};
 use treepack::{Error, Result};
 

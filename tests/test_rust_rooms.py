@@ -147,7 +147,7 @@ def test_the_codec_takes_only_the_base() -> None:
 # The most names that a room gives to others.
 FACES = {
     **{("codec", "gzip"): 8, ("codec", "delta"): 7, ("patches",): 9, ("catalog",): 8},
-    **{("format", "structure"): 10, ("format", "array"): 13, ("grammar", "events"): 2},
+    **{("format", "structure"): 10, ("format", "array"): 13, ("format", "events"): 2},
 }
 
 

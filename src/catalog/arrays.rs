@@ -13,8 +13,8 @@ use crate::base::raw::Uninit;
 use crate::base::source::{Pieces, Source, SourcePieces};
 use crate::elements::{Bounds, Runs};
 use crate::format::array::resolve;
+use crate::format::events::{ArrayEvent, Event, Events};
 use crate::format::index::LeafKind;
-use crate::grammar::events::{ArrayEvent, Event, Events};
 use crate::{Error, Result, base::grow};
 
 /// Across a larger gap, a second disk request is faster.
@@ -189,10 +189,10 @@ mod tests {
     use super::*;
     use crate::base::raw::append_with;
     use crate::format::array::{Alignment, Array, ChunkLimit, Framing};
+    use crate::format::encoder::Encoder;
     use crate::format::layout::Caching;
     use crate::format::structure::Kind;
     use crate::format::wire::{EXT_NDARRAY, Head};
-    use crate::grammar::encoder::Encoder;
 
     const SHAPE: [usize; 3] = [4, 5, 6];
 

@@ -6,10 +6,10 @@ use std::ops::Range;
 use super::{Catalog, LeafSpan};
 use crate::base::source::Source;
 use crate::base::watch::Watch;
+use crate::format::events::{ArrayEvent, Event, Events, Reader};
 use crate::format::index::LeafKind;
 use crate::format::structure::{RECORD_KEY, ROOT_KEY};
 use crate::format::wire::{Cursor, Head};
-use crate::grammar::events::{ArrayEvent, Event, Events, Reader};
 use crate::{Error, Result, base::grow};
 
 const CHECK_LEAVES: usize = 1 << 10;

@@ -5,9 +5,9 @@ use std::collections::{HashMap, HashSet};
 use super::Catalog;
 use crate::base::source::Source;
 use crate::base::watch::{Steps, Watch};
+use crate::format::events::Event;
 use crate::format::index::LeafKind;
 use crate::format::structure::{Kind, Node, Record, Value};
-use crate::grammar::events::Event;
 use crate::{Error, Result, base::grow};
 
 const CHECK_VALUES: usize = 1 << 14;

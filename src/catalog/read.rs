@@ -8,11 +8,11 @@ use super::check::compare_record_key;
 use super::{BLOCK_BYTES, Catalog, Entry, Key, LeafSpan};
 use crate::base::source::{Source, bytes_of, missing, read_to};
 use crate::base::watch::{Steps, Watch};
+use crate::format::events::{Event, Reader};
 use crate::format::footer::{Footer, checksums_of};
 use crate::format::index::Index;
 use crate::format::structure::{RECORD_KEY, ROOT_KEY, Record};
 use crate::format::wire::Cursor;
-use crate::grammar::events::{Event, Reader};
 use crate::{Error, Result, base::grow};
 
 pub(super) const CHECK_VALUES: usize = 1 << 14;

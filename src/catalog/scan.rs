@@ -8,11 +8,11 @@ use super::{Catalog, Entry, Key};
 use crate::base::error::Path;
 use crate::base::source::{Source, bytes_of};
 use crate::base::watch::{Steps, Watch};
+use crate::format::events::{Closed, Event, Reader};
 use crate::format::footer::Footer;
 use crate::format::index::{Index, LeafKind};
 use crate::format::structure::RECORD_KEY;
 use crate::format::wire::{CHUNKED_MARKER, PRNG_MARKER};
-use crate::grammar::events::{Closed, Event, Reader};
 use crate::{Error, Result, base::grow};
 
 impl Catalog {

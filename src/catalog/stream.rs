@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use crate::base::source::Source;
 use crate::base::watch::Watch;
-use crate::grammar::events::{Event, Reader};
+use crate::format::events::{Event, Reader};
 use crate::{Error, Result, base::grow};
 
 type Item = (Vec<String>, Range<usize>);

@@ -1,4 +1,5 @@
-//! MessagePack as flax writes it, and the record at the end of a file; headers and payloads in order.
+//! MessagePack as flax writes it, and the record at the end of a file; headers and payloads in order;
+//! reading and writing them as events.
 
 pub mod wire;
 
@@ -21,3 +22,7 @@ pub(crate) mod window;
 pub mod array;
 
 pub mod shards;
+
+pub mod encoder;
+
+pub mod events;

@@ -25,9 +25,9 @@ use crate::catalog::Compared;
 use crate::codec::gzip::{Contained, Indexed, Stream, mended};
 use crate::files::handle;
 use crate::files::mapping::{self, Mapping};
+use crate::format::events::Span;
 use crate::format::footer::MARK;
 use crate::format::layout::Slice;
-use crate::grammar::events::Span;
 use crate::sharding::manifest::Sparse;
 use crate::{Error, Result, base::grow};
 

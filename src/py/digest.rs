@@ -10,8 +10,8 @@ use super::watch::Watcher;
 use crate::base::digest::Digest;
 use crate::base::parallel;
 use crate::format::digests::of_regions;
+use crate::format::encoder::Encoder;
 use crate::format::footer::Regions;
-use crate::grammar::encoder::Encoder;
 
 #[pyfunction]
 #[pyo3(signature = (arrays, *, threads))]

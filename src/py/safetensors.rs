@@ -18,8 +18,8 @@ use crate::base::error::Path;
 use crate::base::source::{Pieces, Source as _};
 use crate::foreign::safetensors::{DTYPES, Header, Tensor, encode};
 use crate::format::array::{Array, Framing};
+use crate::format::encoder::Encoder;
 use crate::format::structure::Kind;
-use crate::grammar::encoder::Encoder;
 use crate::sharding::manifest::{self, Grid, ShardFile, Sparse};
 use crate::{Error, Result, base::grow, format::wire};
 

@@ -20,9 +20,9 @@ use crate::base::raw::Filling;
 use crate::codec::gzip;
 use crate::files::sink::{Output, pour, replace_file, write_pipe};
 use crate::format::array::{Alignment, ChunkLimit, Framing};
+use crate::format::encoder::Encoder;
 use crate::format::layout::{Caching, OutputPiece, Payload};
 use crate::format::structure::Record;
-use crate::grammar::encoder::Encoder;
 use crate::sharding::manifest::{Grid, Manifest, ShardFile};
 use crate::{Result, base::parallel};
 

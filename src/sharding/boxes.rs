@@ -289,9 +289,9 @@ mod tests {
     use crate::elements::grid::tests::{boxes, elements, indices};
     use crate::files::sink::append_blocks;
     use crate::format::array::{Alignment, Array, ChunkLimit, Framing};
+    use crate::format::encoder::Encoder;
     use crate::format::structure::Kind;
     use crate::format::wire::{EXT_NDARRAY, Head};
-    use crate::grammar::encoder::Encoder;
     use proptest::prelude::*;
 
     const KEYS: [&str; 2] = ["params", "w"];

@@ -424,8 +424,8 @@ mod tests {
 
     use super::*;
     use crate::base::source::read_to;
+    use crate::format::events::Events;
     use crate::format::layout::LayoutBuilder;
-    use crate::grammar::events::Events;
 
     #[derive(Debug)]
     enum TestPayload {

@@ -13,11 +13,11 @@ use treepack::format::array::{
     ALIGN_MIN_BYTES, Alignment, Array, ChunkLimit, Dims, Framing, KeyPlace, RecentHeaders, frame,
     resolve,
 };
+use treepack::format::encoder::Encoder;
+use treepack::format::events::{Event, Events};
 use treepack::format::layout::{Caching, Layout, LayoutBuilder};
 use treepack::format::structure::Kind;
 use treepack::format::wire::{CHUNKED_MARKER, Cursor, EXT_NDARRAY, EXT_NPSCALAR, Head};
-use treepack::grammar::encoder::Encoder;
-use treepack::grammar::events::{Event, Events};
 
 /// What one framed array looks like to a reader.
 struct Read {

@@ -7,8 +7,8 @@ use treepack::Error;
 use treepack::base::source::bytes_of;
 use treepack::codec::gzip::{self, Method};
 use treepack::files::mapping::Mapping;
-use treepack::grammar::encoder::Encoder;
-use treepack::grammar::events::Event;
+use treepack::format::encoder::Encoder;
+use treepack::format::events::Event;
 
 use crate::opened::Opened;
 use crate::round_trip::{Tree, encoded, framing};

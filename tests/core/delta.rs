@@ -6,10 +6,10 @@ use proptest::prelude::*;
 use treepack::Error;
 use treepack::codec::delta::BLOCK_BYTES;
 use treepack::format::array::{Alignment, Array, ChunkLimit, Framing};
+use treepack::format::encoder::Encoder;
 use treepack::format::layout::{Layout, LayoutBuilder, Payload};
 use treepack::format::structure::Kind;
 use treepack::format::wire::{EXT_NDARRAY, Head};
-use treepack::grammar::encoder::Encoder;
 use treepack::patches::{Base, Headers, Join, Patch, apply, is_patch, make};
 
 const ONE: NonZero<usize> = NonZero::<usize>::MIN;

@@ -14,8 +14,8 @@ use proptest::prelude::*;
 use rmpv::Value;
 use treepack::base::raw::RawBytes;
 use treepack::base::source::Source;
+use treepack::format::events::{Event, Events};
 use treepack::format::wire::{Cursor, Head, MAX_DEPTH};
-use treepack::grammar::events::{Event, Events};
 use treepack::{Error, Result};
 
 /// Reads a value with everything in it.

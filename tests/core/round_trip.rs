@@ -7,12 +7,12 @@ use proptest::prelude::*;
 use treepack::Result;
 use treepack::files::sink::append_blocks;
 use treepack::format::array::{Alignment, Array, ChunkLimit, Framing};
+use treepack::format::encoder::Encoder;
+use treepack::format::events::{Event, Events};
 use treepack::format::index::LeafKind;
 use treepack::format::layout::{Caching, Layout};
 use treepack::format::structure::{Kind, Record};
 use treepack::format::wire::{Complex, EXT_NDARRAY, Head};
-use treepack::grammar::encoder::Encoder;
-use treepack::grammar::events::{Event, Events};
 
 use crate::opened::Opened;
 

@@ -5,10 +5,10 @@
 
 use std::collections::HashMap;
 
+use crate::format::encoder::Encoder;
 use crate::format::layout::Payload;
 use crate::format::structure::Kind;
 use crate::format::wire::MAX_DEPTH;
-use crate::grammar::encoder::Encoder;
 use crate::{Result, base::grow};
 
 const SEPARATOR: char = '.';

@@ -10,8 +10,8 @@ use pyo3::{PyTypeInfo, ffi};
 
 use super::arrays::Alike;
 use crate::format::array::Like;
+use crate::format::encoder::Encoder;
 use crate::format::layout::Payload;
-use crate::grammar::encoder::Encoder;
 
 /// Writes pairs of a `str` and an array like the last one. Moves `position` to the first other
 /// pair, and returns the number of pairs, at most `most`.

@@ -10,7 +10,7 @@ use crate::base::parallel;
 use crate::base::raw::Uninit;
 use crate::base::source::Source;
 use crate::base::watch::Watch;
-use crate::grammar::events::Span;
+use crate::format::events::Span;
 
 /// Arrays to fill, and the positions of their bytes in the source.
 pub(super) type Copies<'py> = Vec<(FreshArray<'py>, SmallVec<[Span; 1]>)>;

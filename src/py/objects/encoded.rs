@@ -13,10 +13,10 @@ use super::super::restore::{Cursor, Found, Here, Name, Options, Ordered, RecordW
 use super::values::{Built, Objects};
 use crate::Error;
 use crate::base::source::{Source, bytes_of};
+use crate::format::events::{Closed, Event};
 use crate::format::footer::Footer;
 use crate::format::structure::{RECORD_KEY, ROOT_KEY, Record};
 use crate::format::wire::Head;
-use crate::grammar::events::{Closed, Event};
 
 /// Restores encoded bytes by the record at their end; `None` unless there is one that they match.
 pub fn build_recorded<'py>(

@@ -14,8 +14,8 @@ use super::super::restore::{
 };
 use super::values::{Built, Objects};
 use crate::base::source::bytes_of;
+use crate::format::events::{Event, Events};
 use crate::format::structure::{RECORD_KEY, ROOT_KEY};
-use crate::grammar::events::{Event, Events};
 use crate::{Error, Result};
 
 /// A tree; if the walk has begun a `Restore`, that and the record beside the tree.

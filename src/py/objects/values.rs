@@ -25,7 +25,7 @@ use super::copies::{Copies, copy_all};
 use super::keys::KeyCache;
 use crate::base::source::Source;
 use crate::foreign::sniff::explain;
-use crate::grammar::events::{Closed, Event, Events, Reader, Span};
+use crate::format::events::{Closed, Event, Events, Reader, Span};
 use crate::{Error, format::wire};
 
 /// How arrays are made; the first three are NumPy 2's `copy=`.

@@ -31,9 +31,9 @@ pub use self::state::Options;
 use self::state::Walk;
 use super::watch::Watcher;
 use crate::base::grow;
+use crate::format::encoder::Encoder;
 use crate::format::layout::Layout;
 use crate::format::structure::{Record, Tie};
-use crate::grammar::encoder::Encoder;
 
 /// Returns the layout of `tree`, and the arrays that it leaves out. A `record` replaces the record
 /// of the tree.

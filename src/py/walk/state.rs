@@ -19,9 +19,9 @@ use super::devices::{Devices, WINDOW_BYTES};
 use super::payload::LeafPayload;
 use crate::Error;
 use crate::format::array::{Array, Like};
+use crate::format::encoder::Encoder;
 use crate::format::structure::Kind;
 use crate::format::wire;
-use crate::grammar::encoder::Encoder;
 
 #[allow(clippy::struct_excessive_bools)] // they have names in Python
 #[derive(Default)]
@@ -81,7 +81,7 @@ pub(super) struct LastSmall {
     pub alike: Alike,
     /// Whether it was like the array before.
     pub is_repeated: bool,
-    /// See [`crate::grammar::encoder::Encoder::last_headers`].
+    /// See [`crate::format::encoder::Encoder::last_headers`].
     pub headers: Like,
 }
 

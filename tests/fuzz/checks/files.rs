@@ -5,9 +5,9 @@ use std::mem::MaybeUninit;
 
 use treepack::catalog::{ArrayPlace, BLOCK_BYTES, Catalog};
 use treepack::elements::Bounds;
+use treepack::format::events::Events;
 use treepack::format::footer::{Footer, Regions, Seal};
 use treepack::format::structure::{Record, Value};
-use treepack::grammar::events::Events;
 use treepack_codec::codec::gzip::Method;
 
 use super::compressing::small_blocks;

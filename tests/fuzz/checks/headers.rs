@@ -3,8 +3,8 @@
 use treepack::base::raw::RawBytes;
 use treepack::foreign::safetensors::{Header, encode};
 use treepack::format::array::{Alignment, ChunkLimit, Framing};
+use treepack::format::encoder::Encoder;
 use treepack::format::wire::Head;
-use treepack::grammar::encoder::Encoder;
 
 /// Checks a file whose header has these bytes, with as many bytes of arrays as it needs.
 pub fn safetensors(text: &[u8]) {

@@ -5,10 +5,10 @@ use std::mem::MaybeUninit;
 
 use treepack::Result;
 use treepack::format::array::{Alignment, Array, ChunkLimit, Framing};
+use treepack::format::encoder::Encoder;
 use treepack::format::layout::{Layout, LayoutBuilder};
 use treepack::format::structure::Kind;
 use treepack::format::wire::EXT_NDARRAY;
-use treepack::grammar::encoder::Encoder;
 use treepack::patches::{Base, Join, Patch, apply, make, value_len};
 
 use super::{parts, threads};

@@ -3,9 +3,9 @@
 use treepack::Result;
 use treepack::catalog::stream_items;
 use treepack::format::array::resolve;
+use treepack::format::events::{Event, Events};
 use treepack::format::index::Index;
 use treepack::format::structure::{Record, Value};
-use treepack::grammar::events::{Event, Events};
 
 use super::Windowed;
 
