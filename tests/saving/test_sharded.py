@@ -331,8 +331,8 @@ class Files(list[Any]):
 def test_little_is_read_around_what_is_used_of_a_file() -> None:
     """Where nearly all of a file is needed, the system reads ahead."""
     whole, half, copied = files = Files([Opened(200), Opened(200), Opened(200)])
-    byte = np.dtype(np.uint8)
-    array: Any = SimpleNamespace(reader=files, dtype=byte, stored=byte)
+    large = np.dtype(np.complex128)  # small boxes are copied
+    array: Any = SimpleNamespace(reader=files, dtype=large, stored=large)
 
     def box(*parts: tuple[int, int, int], in_place: bool) -> reading.Box:
         array.shards_in = lambda _: Planned(*parts)

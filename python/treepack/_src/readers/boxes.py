@@ -72,6 +72,8 @@ class Box:
         self._has_begun = False
         self._is_view = len(self.shards) == 1 and array.dtype == array.stored
         self.is_in_place = in_place and self._is_view
+        # Files align no smaller arrays; to copy them takes less than to prefetch or view them.
+        self.is_small = self.nbytes < core.ALIGN_MIN_BYTES
 
     def find(self) -> Box:
         if not self._is_found:
@@ -89,9 +91,7 @@ class Box:
     def read(
         self, threads: int | None = None, stopped: Event | None = None, *, align: int = 1
     ) -> np.ndarray:
-        # Files align no smaller arrays, for which an error takes longer than a copy.
-        may_be_aligned = align == 1 or self.nbytes >= core.ALIGN_MIN_BYTES
-        view = self.view() if may_be_aligned else None
+        view = self.view() if align == 1 or not self.is_small else None
         if view is not None and view.ctypes.data % align == 0:
             return view
         if self.memory is None:
@@ -120,7 +120,7 @@ class Box:
     ) -> None:
         if target.size == 0:
             return
-        self.prefetch()
+        self.find().prefetch()
         array, files = self.array, self.array.reader
 
         def check() -> None:
@@ -154,7 +154,7 @@ class Box:
 
     def prefetch(self) -> None:
         """Starts to read from the disk, once."""
-        if not self._has_begun:
+        if not (self._has_begun or self.is_small):
             self._has_begun = True
             files = self.find().array.reader
             self.shards.prefetch(files.catalogs, files.explained)
@@ -184,7 +184,7 @@ def expect(boxes: Iterable[Box]) -> None:
     boxes = [*boxes]
     in_place: dict[tuple[Any, int], list[tuple[int, Bounds]]] = defaultdict(list)
     for box in boxes:
-        for number, value, local in box.places() if box.is_in_place else ():
+        for number, value, local in box.places() if box.is_in_place and not box.is_small else ():
             in_place[box.array.reader, number].append((value, local))
     if not in_place:
         return
