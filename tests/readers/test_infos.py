@@ -33,7 +33,9 @@ def test_leaves_are_described_as_they_are_read(tmp_path: Path, name: str) -> Non
             assert infos[path].leaves == 1
             if isinstance(leaf, treepack.LazyArray):
                 assert infos[path].shape == leaf.shape
+                assert infos[path].dtype == leaf.dtype
                 assert infos[path].dtype == leaf.dtype.name
+                assert infos[path].dtype == leaf.dtype.type
                 assert infos[path].nbytes == leaf.nbytes
         kinds = {path: (info.kind, str(info)) for path, info in infos.items()}
         assert kinds == {

@@ -187,7 +187,7 @@ def info(
 ) -> None:
     """Summarizes a file: its format, sizes, dtypes, checksums, and metadata. Reads no array."""
     with opened(file, max_size) as found:
-        leaves = (it.dtype if it.kind == "array" else it.kind for it in found.infos())
+        leaves = (str(it.dtype) if it.kind == "array" else it.kind for it in found.infos())
         content = found.info()
         summary = {
             "file": found.path,
@@ -242,7 +242,7 @@ def _row(info: treepack.Info, name: str) -> output.Row:
 def _entry(info: treepack.Info) -> dict[str, Any]:
     entry: dict[str, Any] = {"path": info.path, "kind": info.kind}
     if info.kind in ("array", "scalar"):
-        entry |= {"dtype": info.dtype, "shape": info.shape}
+        entry |= {"dtype": str(info.dtype), "shape": info.shape}
     return entry | {"offset": info.offset, "nbytes": info.nbytes}
 
 

@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
+
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
@@ -18,8 +20,8 @@ class Info(NamedTuple):
       trail: Its path, relative to the container.
       kind: `"array"`, `"scalar"` of NumPy, `"prng_key"`, another type such as `"int"`, or
         `"container"`.
-      dtype: The name of the dtype of an array or scalar, such as `"float32"` (a `LazyArray` has
-        the dtype), or the implementation of a PRNG key.
+      dtype: The NumPy dtype of an array or scalar, or its name if NumPy lacks it; the name of the
+        implementation of a PRNG key.
       shape: The shape of an array, or of the data of a PRNG key.
       nbytes: The size of the leaf, or of all leaves, in bytes; see `Tree.nbytes`.
       offset: The first byte of a leaf in a file of treepack or flax, once it is decompressed.
@@ -38,7 +40,7 @@ class Info(NamedTuple):
 
     trail: str | _paths.Trail
     kind: str
-    dtype: str | None
+    dtype: np.dtype[Any] | str | None
     shape: tuple[int, ...] | None
     nbytes: int
     offset: int | None
@@ -47,7 +49,7 @@ class Info(NamedTuple):
     def __str__(self) -> str:
         if self.kind == "container":
             return count_text(self.leaves)
-        return kind_text((self.kind, self.dtype, self.shape))
+        return kind_text((self.kind, getattr(self.dtype, "name", self.dtype), self.shape))
 
     @property
     def path(self) -> str:
@@ -63,6 +65,9 @@ class Info(NamedTuple):
             return cls(path, "container", None, None, nbytes, None, leaves)
         _, kind, start, end, _ = catalog.leaf(value)
         name, dtype, shape = (*kind, None, None)[:3]
+        if name in ("array", "scalar"):
+            resolved = _dtypes.resolve(dtype.encode())
+            dtype = dtype if resolved is None or _dtypes.is_packed(resolved) else resolved
         offset = start if reader.has_offsets else None
         return cls(path, name, dtype, shape, nbytes_of(kind, end - start), offset, 1)
 
