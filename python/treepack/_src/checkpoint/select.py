@@ -22,18 +22,12 @@ from treepack._src.pytree.kinds import is_function, kind_of
 from treepack._src.pytree.state_dict import expand, leaves_of
 from treepack.errors import TreepackError
 
-# Takes the path of a leaf, returns whether it is selected.
-Selects = Callable[[str], bool]
-
-Select = str | tuple[Any, ...] | list[Any] | Callable[[str], object] | Mapping[Any, Any] | None
-"""The selected leaves: patterns, a predicate on paths, or a pytree of bools."""
-
 
 class Selector:
     """The compiled `select=`: `None`, or a predicate on paths that also marks leaves of files."""
 
     def __init__(self, select: Any):
-        self.selector: core.Selector | None = None
+        self._core: core.Selector | None = None
         self.patterns: list[str] = []
         self._given: dict[str, Any] = {}
         self._predicate: Callable[[str], object] | None = None
@@ -45,12 +39,12 @@ class Selector:
                 raise ValueError(f"select={select!r} selects nothing: leave it out to select all")
             self.patterns, self._given = list(patterns), patterns
             literal = [(text, type(given) is tuple) for text, given in patterns.items()]
-            self.selector = core.Selector.patterns(literal)
+            self._core = core.Selector.patterns(literal)
             return
         tree = dict(leaves_of(select, ()))
         if tree and all(isinstance(leaf, _BOOLS) for leaf in tree.values()):
             bools = [([*keys], bool(leaf)) for keys, leaf in tree.items()]
-            self.selector = core.Selector.bools(bools)
+            self._core = core.Selector.bools(bools)
         elif callable(select) and not isinstance(select, type):
             check_parameters(select, "a predicate", "a path", 1)
             self._predicate = select
@@ -65,9 +59,9 @@ class Selector:
             ends = _paths.PathBudget().all(catalog.ends(value))
             selected = {end for path, end in ends if self._predicate(path)}
             return catalog.mark(selected)
-        if self.selector is None:
+        if self._core is None:
             return None
-        marks = catalog.select(value, self.selector)
+        marks = catalog.select(value, self._core)
         if marks.undecided is not None:
             raise _no_bool(catalog.path_of(marks.undecided, value))
         return marks
@@ -75,9 +69,9 @@ class Selector:
     def selects(self, path: str) -> bool:
         if self._predicate is not None:
             return bool(self._predicate(path))
-        if self.selector is None:
+        if self._core is None:
             return True
-        is_selected = self.selector.selects(_paths.parts(path))
+        is_selected = self._core.selects(_paths.parts(path))
         if is_selected is None:
             raise _no_bool(path)
         return is_selected
@@ -85,8 +79,8 @@ class Selector:
     def unmatched(self, paths: Iterable[str]) -> list[int]:
         left = set(range(len(self.patterns)))
         for path in paths if left else ():
-            assert self.selector is not None
-            left.difference_update(self.selector.matching(_paths.parts(path)))
+            assert self._core is not None
+            left.difference_update(self._core.matching(_paths.parts(path)))
         return sorted(left)
 
     def settled(self, unmatched: Iterable[int], paths: Collection[str]) -> Selector:
@@ -209,7 +203,7 @@ def _patterns_in(select: Any) -> dict[str, Any] | None:
         if isinstance(pattern, str):
             patterns[pattern] = pattern
         elif _is_path(pattern):  # it has no wildcards
-            patterns.setdefault(_text(pattern), pattern)
+            patterns.setdefault(_paths.text(_paths.parts(pattern)), pattern)
         else:
             return None
     return patterns
@@ -222,15 +216,11 @@ def _is_path(value: Any) -> bool:
     )
 
 
-def _text(path: Any) -> str:
-    return path if isinstance(path, str) else _paths.text(_paths.parts(path))
-
-
 def compiled(
     select: Any,
     where: str,
     paths: Collection[str],
-    exclude: Any = None,
+    exclude: Any,
     others: Collection[str] = (),
 ) -> Selector:
     def one(given: Any, name: str) -> Selector:

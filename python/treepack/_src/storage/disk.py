@@ -18,8 +18,6 @@ _ATTEMPTS = 20
 
 
 class Disk(Store):
-    is_local = True
-
     def get(self, path: str) -> Response:
         content = core.Content.read(path, progress=None, regular=True)
         return Response(content.nbytes, None, content.read_range(0, content.nbytes))

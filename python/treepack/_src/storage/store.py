@@ -59,11 +59,9 @@ class Store(abc.ABC):
     path for files that cannot be read or written, and BadNameError for invalid names.
 
     Attributes:
-      is_local: Whether its files can be mapped, and directories locked.
       has_conditions: Whether `put` checks its condition.
     """
 
-    is_local: bool = False
     has_conditions: bool = False
 
     @abc.abstractmethod
