@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import treepack._core as core
-from treepack._src.elsewhere import advised
+from treepack._src.elsewhere import advised, check_parameters
 from treepack._src.interop import jax as _jax
 from treepack._src.printable import short_repr
 from treepack._src.pytree.handlers import handlers_of
@@ -165,17 +164,6 @@ def _check_rebuilt(
         raise _refusal(entry, reason)
 
 
-def _check_parameters(upgrade: Upgrade) -> None:
-    try:
-        inspect.signature(upgrade).bind(None, None, None)
-    except TypeError as error:
-        raise TypeError(
-            f"upgrade= is called with static data, children and a version: {error}"
-        ) from None
-    except ValueError:  # it has no signature
-        pass
-
-
 def _converter(
     entry: NodeType, saved: Fields | None, version: int, upgrade: Upgrade | None
 ) -> Callable[[Any, list[str], list[Any]], Parts]:
@@ -187,7 +175,7 @@ def _converter(
         try:
             pair = upgrade(static, children, version)
         except TypeError:
-            _check_parameters(upgrade)
+            check_parameters(upgrade, "upgrade=", "static data, children and a version", 3)
             raise
         try:
             static, children = pair
