@@ -93,7 +93,7 @@ def opened(
 
 def ls(
     file: ANY_FILE,
-    path: PATH = ".",
+    path: PATH = _ROOT,
     flat: Annotated[bool, flag("--flat", "Print one line per leaf, with its path.")] = False,
     as_json: Annotated[bool, flag("--json", "Print all information as JSON.")] = False,
     depth: Annotated[
@@ -121,7 +121,7 @@ def ls(
     if nan:
         _list_nan(file, path, max_size, as_json=as_json)
         return
-    if path == "." and not mapping and (run := run_at(file, prefix)) is not None:
+    if path == _ROOT and not mapping and (run := run_at(file, prefix)) is not None:
         runs.show(file, run, as_json=as_json)
         return
     if prefix is not None and Path(file).is_file():

@@ -43,21 +43,21 @@ DTYPE = Annotated[
 Texts = list[str] | None
 
 
-def _repeated(metavar: str, effect: str) -> Any:
-    return typer.Option(metavar=metavar, help=f"{effect} May be repeated.")
+def _patterns(effect: str) -> Any:
+    return typer.Option(metavar="PATTERN", help=f"{effect} May be repeated.")
 
 
 SELECT = (
     "Keep only these leaves: a path and everything below it; * matches one part, ** any number of "
     "parts."
 )
-SKIP = Annotated[Texts, _repeated("PATTERN", "Leave out these leaves.")]
+SKIP = Annotated[Texts, _patterns("Leave out these leaves.")]
 
 
 def convert(
     source: ANY_FILE,
     target: TARGET,
-    select: Annotated[Texts, _repeated("PATTERN", SELECT)] = None,
+    select: Annotated[Texts, _patterns(SELECT)] = None,
     skip: SKIP = None,
     gzip: GZIP = None,
     numbers: NUMBERS = False,
@@ -91,7 +91,7 @@ def convert(
     read, written = (None, sep) if is_named else (sep, None)
     with opened(source, max_size, read, base, mapping) as file:
         copy = Copy.of(file).chosen(select or None, skip or None)
-        _save(target, copy, gzip, numbers, level, align, dtype, written, max_shard_size)
+        _save(target, copy, written, gzip, numbers, level, align, dtype, max_shard_size)
 
 
 def get(
@@ -110,7 +110,7 @@ def get(
     """Copies a part of a file to a new file, as plain dicts and arrays."""
     with opened(source, max_size) as file:
         copy = Copy.of(file, path).chosen(None, skip or None)
-        _save(target, copy, gzip, numbers, level, align, dtype, sep)
+        _save(target, copy, sep, gzip, numbers, level, align, dtype)
 
 
 def salvage(source: FILE, target: TARGET, sep: SEP = None, max_size: MAX_SIZE = None) -> None:
@@ -127,7 +127,7 @@ def salvage(source: FILE, target: TARGET, sep: SEP = None, max_size: MAX_SIZE = 
             output.line(text, "yellow")
         if found.is_damaged and found.leaves == 0:
             raise _nothing_left()
-        _save(target, copy, sep=sep)
+        _save(target, copy, sep)
     output.line(str(found), "green")
     raise typer.Exit(int(found.is_damaged))
 
@@ -152,12 +152,12 @@ def _nothing_left() -> typer.Exit:
 def _save(
     target: str,
     copy: Copy,
+    sep: str | None,
     gzip: bool | None = None,
     numbers: bool = False,
     level: int | None = None,
     align: int = 64,
     dtype: str | None = None,
-    sep: str | None = None,
     max_shard_size: str | None = None,
 ) -> None:
     if numbers and (gzip or level is not None):
