@@ -54,7 +54,7 @@ class Restore:
       child: The same, or the core.
       kinds: The kinds of the saved containers; see `_core.mark_older`.
       convert: Converts leaves. If it is set, walks over states visit the tree twice.
-      sentence: flax's message for the first difference in structure.
+      flax_message: flax's message for the first difference in structure.
       collected: The leaves to convert, while it collects them.
       cells: For each of these, a one-element list that receives its conversion.
       conversions: Leaves and their conversions that are not in `converted` yet.
@@ -84,7 +84,7 @@ class Restore:
         self.convert = convert
         self.path: list[str] = []
         self.mismatches: dict[str, Mismatch] = {}
-        self.sentence: str | None = None
+        self.flax_message: str | None = None
         self.collected: list[Leaf] | None = None
         self.cells: list[list[Any]] = []
         self.conversions: list[tuple[Leaf, Any]] = []
@@ -109,7 +109,7 @@ class Restore:
 
     def error(self) -> MismatchError:
         mismatches = list(self.mismatches.values())
-        singular, plural = ("leaf", "leaves") if self.sentence is None else ("place", "places")
+        singular, plural = ("leaf", "leaves") if self.flax_message is None else ("place", "places")
         count = f"1 {singular} does" if len(mismatches) == 1 else f"{len(mismatches)} {plural} do"
         count = f"at least {count}" if self._is_cut else count
         lines = [f"\n  {printable(_line(mismatch))}" for mismatch in mismatches[:_MOST_LINES]]
@@ -142,15 +142,15 @@ class Restore:
         ]
         hints += texts[:_MOST_LACKS]
         hints += about_leaves(mismatches) if is_native else ()
-        if self.sentence is None and not any(
+        if self.flax_message is None and not any(
             NOTHING in mismatch[1:3] or (is_native and is_reshaped(mismatch))
             for mismatch in mismatches
         ):
             hints.append("Pass strict=False to take the shapes and dtypes of the file.")
         text = "\n".join([text, *hints])
-        if self.sentence is None or is_native:
+        if self.flax_message is None or is_native:
             return MismatchError(text, mismatches)
-        error = MismatchError(self.sentence, mismatches)
+        error = MismatchError(self.flax_message, mismatches)
         error.add_note(text)
         return error
 
@@ -214,12 +214,12 @@ class Restore:
 
         Drops the mismatches of a part that raises: its handler may try something else.
         """
-        sentence, mismatches = self.sentence, dict(self.mismatches)
+        message, mismatches = self.flax_message, dict(self.mismatches)
         try:
             with self._with(strict=strict):
                 yield
         except BaseException:
-            self.mismatches, self.sentence = mismatches, sentence
+            self.mismatches, self.flax_message = mismatches, message
             raise
 
     def path_of(self, name: str) -> Trail:
@@ -249,8 +249,8 @@ class Restore:
             raise self.error()
         self.mismatches.setdefault(path, Mismatch(path, expected, found, similar))
 
-    def say(self, sentence: str) -> None:
-        self.sentence = self.sentence or sentence
+    def use_flax_message(self, message: str) -> None:
+        self.flax_message = self.flax_message or message
 
     def keep(self, target: Any, name: str) -> Any:
         if self.partial is not None:

@@ -87,12 +87,12 @@ def from_state_dict(target: Any, state: Any, name: str = ".", *, strict: Strict 
         return state
     # Called by a handler during a restore: continues that restore.
     with restore.part(restore.strict if strict is True else strict):
-        outer, restore.sentence = restore.sentence, None
+        outer, restore.flax_message = restore.flax_message, None
         restored = restore.whole(target, state, as_part(name))
-        if restore.sentence is not None:
+        if restore.flax_message is not None:
             # Raised immediately, since the handler may catch it.
             raise restore.error()
-        restore.sentence = outer
+        restore.flax_message = outer
         return restored
 
 
@@ -259,7 +259,7 @@ def _restore_child(target: Any, state: Any, name: str, restore: Restore) -> Any:
         what = tuple(target) if is_shape else type(target).__name__
         restore.note(name, f"a subtree ({what})", described(state))
         cure = "" if kind_of(state) is None else ": pass to_state_dict(state), since it is a tree"
-        restore.say(
+        restore.use_flax_message(
             f"The target has a subtree ({type(target).__name__}) where the state has a leaf "
             f"({type(state).__name__}) at path {'/'.join([*restore.path, name])}{cure}",
         )
@@ -292,7 +292,9 @@ def _restore_node(kind: NodeKind, target: Any, state: Any, restore: Restore) -> 
         missing = [name for name in missing if name not in empty]
     if missing or (more and not restore.takes_more(is_mapping)):
         if missing or not is_mapping:
-            restore.say(kind.flax_message(target, state, list(children), "/".join(restore.path)))
+            restore.use_flax_message(
+                kind.flax_message(target, state, list(children), "/".join(restore.path))
+            )
         _note_names(target, state, children, missing, restore)
     restored = {
         name: restore.below(child, state[name], name)
@@ -320,7 +322,7 @@ def _compare_kinds(target: Any, saved: str | None, restore: Restore) -> None:
     names = {"keys": "dict with keys other than strings"}
     expected, saved = names.get(expected, expected), names.get(saved, saved)
     restore.note_here(f"a container of the type {expected}", saved)
-    restore.say(
+    restore.use_flax_message(
         f"The target has a {expected} where a {saved} was saved, at path {'/'.join(restore.path)}"
     )
 
@@ -438,7 +440,7 @@ def _restore_by_handler(
     except MismatchError as error:
         for mismatch in error.mismatches:
             restore.mismatches.setdefault(mismatch.path, mismatch)
-        restore.say(str(error))
+        restore.use_flax_message(str(error))
         return target
     except Exception as error:  # a handler may raise any error
         where = printable("/".join(restore.path))
