@@ -43,7 +43,7 @@ else:
     Template = TypeVar("Template")
 
 
-class OnUse:
+class LazyModule:
     """Imports a module when one of its names is looked up, by `typing.get_type_hints`."""
 
     def __init__(self, name: str):
@@ -53,7 +53,7 @@ class OnUse:
         return getattr(importlib.import_module(self._name), name)
 
 
-jax = OnUse("jax")  # for `Device`, which may be resolved before jax is imported
+jax = LazyModule("jax")  # for `Device`, which may be resolved before jax is imported
 
 Strict = bool | Literal["exact"]
 """How leaves are compared with a template: as JAX sees them, exactly, or not at all (`False`)."""

@@ -12,7 +12,7 @@ from treepack._src.options import (
     Arrays,
     Device,
     FileOptions,
-    OnUse,
+    LazyModule,
     Opening,
     Progress,
     Reading,
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     import jax
     from jax import export as jax_export
 else:
-    jax = OnUse("jax")
-    jax_export = OnUse("jax.export")
+    jax = LazyModule("jax")
+    jax_export = LazyModule("jax.export")
 
 
 class LoadedExported(NamedTuple):

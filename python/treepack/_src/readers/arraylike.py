@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from treepack._src.options import OnUse
+from treepack._src.options import LazyModule
 
 if TYPE_CHECKING:
     import jax
 else:
-    jax = OnUse("jax")
+    jax = LazyModule("jax")
 
 _OPERATORS: dict[np.ufunc, Callable[..., Any]] = {
     getattr(np, ufunc): getattr(operator, name, divmod)
