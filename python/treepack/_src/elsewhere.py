@@ -233,7 +233,7 @@ class Advising(Hinting):
         for name, method in [*vars(cls).items()] if Advising in cls.__bases__ else ():
             is_public = name[0] != "_" and inspect.isfunction(method)
             if name == lists:
-                setattr(cls, name, _Called(method))
+                setattr(cls, name, _ListMethod(method))
             elif is_public and not hasattr(method, "__wrapped__"):  # `takes` advises as well
                 setattr(cls, name, advised(method))
 
@@ -261,7 +261,7 @@ def read_only(*_: Any) -> None:
     )
 
 
-class _Bound(functools.partial[Any]):
+class _BoundListMethod(functools.partial[Any]):
     def _misuse(self, *_: Any) -> Any:
         name = self.func.__name__
         raise TypeError(f"{name} is a method: call it, as in {name}()[-1]")
@@ -269,13 +269,13 @@ class _Bound(functools.partial[Any]):
     __getitem__ = __iter__ = __len__ = _misuse
 
 
-class _Called:
+class _ListMethod:
     def __init__(self, method: Callable[[Any], Any]):
         functools.update_wrapper(self, method)
         self._method = method
 
     def __get__(self, owner: Any, _: type | None = None) -> Any:
-        return self if owner is None else _Bound(self._method, owner)
+        return self if owner is None else _BoundListMethod(self._method, owner)
 
     def __call__(self, owner: Any) -> Any:
         return self._method(owner)

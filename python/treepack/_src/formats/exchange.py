@@ -164,13 +164,13 @@ class Exchange(Alone):
             )
         self._has_begun = True
 
-        def told(done: int, total: int) -> None:
+        def tell_all(done: int, total: int) -> None:
             self.nbytes = total
             if tell is not None:
                 tell(done, total + after)
 
         try:
-            self._shards(told)
+            self._shards(tell_all)
             self._group = self._shards.group.further()
             try:
                 with contextlib.closing(ShardedReader(self._path)) as reader:
