@@ -36,7 +36,7 @@ def describe(dtype: np.dtype) -> tuple[str | None, bool]:
     return native.name, dtype.isnative
 
 
-def described(dtype: np.dtype | bytes) -> tuple[np.dtype, str, bool] | None:
+def dtype_and_name(dtype: np.dtype | bytes) -> tuple[np.dtype, str, bool] | None:
     known = resolve(dtype) if isinstance(dtype, bytes) else dtype
     name, native = (None, False) if known is None else describe(known)
     return None if known is None or name is None else (known, name, native)

@@ -8,7 +8,7 @@ and `Restore` are passed by saves and loads.
 
 from __future__ import annotations
 
-from treepack._src.dtypes import described as dtype
+from treepack._src.dtypes import dtype_and_name as dtype
 from treepack._src.interop import msgpack
 from treepack._src.interop import shardings as _shardings
 from treepack._src.leaves.leaves import Transfer as transfer  # noqa: N813
