@@ -73,7 +73,7 @@ class Computed(Deferred):
         return core.Content.elsewhere(self._read, self.nbytes, _NEAR_BYTES), [(0, self.nbytes)]
 
 
-class Held(Computed):
+class ComputedWhole(Computed):
     """Computed whole when its first bytes are read, and dropped after its last."""
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]):

@@ -12,7 +12,7 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import paths as _paths
-from treepack._src.arrays.deferred import Deferred, Held
+from treepack._src.arrays.deferred import ComputedWhole, Deferred
 from treepack._src.arrays.memory import copy
 from treepack._src.checkpoint.select import ends_of
 from treepack._src.formats import Leaves
@@ -83,7 +83,7 @@ class _Sources:
         return made.assembled(source, path=path)
 
 
-class _Tensor(Held):
+class _Tensor(ComputedWhole):
     """A tensor of the file, which any process makes when it is written."""
 
     is_everywhere = True

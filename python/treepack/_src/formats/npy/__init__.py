@@ -10,7 +10,7 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import paths as _paths
-from treepack._src.arrays.deferred import Held, InContent
+from treepack._src.arrays.deferred import ComputedWhole, InContent
 from treepack._src.formats import Format, Leaves, Write
 from treepack._src.formats import numpy_arrays as _arrays
 from treepack._src.options import Export, Progress, Writing
@@ -55,7 +55,7 @@ def _tree_in(opened: Opened) -> Any:
         raise DecodeError(f"the .npy file cannot be read: {error}") from error
 
 
-class _Reordered(Held):
+class _Reordered(ComputedWhole):
     def __init__(self, header: _arrays.Header, content: core.Content):
         super().__init__(header.shape, header.dtype.newbyteorder("="))
         self._header, self._content = header, content

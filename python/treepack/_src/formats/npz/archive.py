@@ -10,7 +10,7 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
-from treepack._src.arrays.deferred import Computed, Held
+from treepack._src.arrays.deferred import Computed, ComputedWhole
 from treepack._src.formats.numpy_arrays import (
     NPY,
     Header,
@@ -241,7 +241,7 @@ class StoredMember(Computed):
         return np.frombuffer(self._content.read_range(first, last), self.dtype)
 
 
-class Packed(Held):
+class Packed(ComputedWhole):
     def __init__(self, header: Header, read: Callable[..., bytes]):
         super().__init__(header.shape, header.dtype.newbyteorder("="))
         self.check, self._header = read, header

@@ -16,7 +16,7 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import paths as _paths
-from treepack._src.arrays.deferred import Held
+from treepack._src.arrays.deferred import ComputedWhole
 from treepack._src.calls import repeated
 from treepack._src.formats.orbax import item as _orbax
 from treepack._src.leaves.prng import Key
@@ -42,7 +42,7 @@ class OrbaxReader(Unchecked):
         sizes = _sizes_in(place)
         item = _orbax.read_item(place)
         values = _values(item)
-        arrays = [value for value in values if isinstance(value, HeldArray)]
+        arrays = [value for value in values if isinstance(value, TensorStoreArray)]
         self._arrays = {array.leaf.parts: array for array in arrays}
         nbytes = sum(max(array.nbytes, array.chunk_nbytes) for array in arrays)
         if max_size is not None and nbytes > max_size:
@@ -141,7 +141,7 @@ def _values(item: _orbax.Item) -> list[Any]:
     types = *_orbax.ARRAYS, _orbax.SCALAR
     stored = [leaf for leaf in item.leaves if leaf.type in types and not leaf.is_aggregated]
     opened = zip(stored, _orbax.open_arrays(item, stored), strict=True)
-    arrays = {leaf: HeldArray(leaf, store) for leaf, store in opened}
+    arrays = {leaf: TensorStoreArray(leaf, store) for leaf, store in opened}
     small = [leaf for leaf in stored if leaf.type == _orbax.SCALAR or leaf.name in item.keys]
     for leaf in small:
         if leaf.name not in item.keys and (shape := arrays[leaf].shape):
@@ -206,7 +206,7 @@ def _at(state: Any, leaf: _orbax.Leaf) -> Any:
     return state
 
 
-class HeldArray(Held):
+class TensorStoreArray(ComputedWhole):
     def __init__(self, leaf: _orbax.Leaf, store: Any):
         self.leaf, self.store = leaf, store
         super().__init__(tuple(store.shape), np.dtype(store.dtype.numpy_dtype))
@@ -222,7 +222,12 @@ class HeldArray(Held):
 
 class _Array(BoxedArray):
     def __init__(
-        self, reader: Reader, value: int, parts: list[str], kind: tuple[Any, ...], stored: HeldArray
+        self,
+        reader: Reader,
+        value: int,
+        parts: list[str],
+        kind: tuple[Any, ...],
+        stored: TensorStoreArray,
     ):
         super().__init__(reader, value, parts, kind)
         self._stored = stored
