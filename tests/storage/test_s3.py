@@ -24,7 +24,7 @@ from support import processes, s3
 from treepack import checkpoints
 from treepack._src.storage import fetch
 from treepack._src.storage.address import Address
-from treepack._src.storage.store import ABSENT, ConditionError
+from treepack._src.storage.store import NO_FILE, ConditionError
 from treepack.errors import BusyError
 
 pytest.importorskip("obstore")
@@ -420,7 +420,7 @@ def test_stores_without_conditional_writes(server: s3.Server, status: int) -> No
     assert run.resume({"w": 0}) == (1, {"w": 1})
     store, place = Address.of(f"{url}/pub/head.json", options).store()
     with pytest.raises(ConditionError):
-        store.put(place, b"", ABSENT)
+        store.put(place, b"", NO_FILE)
 
 
 def test_markers_of_folders_are_no_entries(server: s3.Server) -> None:

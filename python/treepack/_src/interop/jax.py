@@ -49,7 +49,7 @@ def fetched(value: Any) -> Any:
     return on_host(value) if is_array(value) and not is_extended(value.dtype) else value
 
 
-def like(array: np.ndarray) -> Any:
+def as_jax(array: np.ndarray) -> Any:
     """The result may share memory; NumPy arrays stay without JAX, or if it lacks their dtype."""
     try:
         import jax

@@ -71,5 +71,5 @@ def mark_older(state: Any, record: RecordAt) -> tuple[Any, dict[int, str]]:
 
 def _as_saved(leaves: list[tuple[str, None, Any, bool, Any]]) -> list[Any]:
     return [
-        leaf if _jax.is_array(leaf) else _jax.like(np.asarray(leaf)) for _, _, leaf, *_ in leaves
+        leaf if _jax.is_array(leaf) else _jax.as_jax(np.asarray(leaf)) for _, _, leaf, *_ in leaves
     ]

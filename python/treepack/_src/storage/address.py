@@ -20,7 +20,7 @@ from treepack._src.storage import remote as _remote
 from treepack._src.storage import write as _write
 from treepack._src.storage.disk import Disk
 from treepack._src.storage.naming import naming
-from treepack._src.storage.store import ABSENT, Entry, Store, is_hidden
+from treepack._src.storage.store import NO_FILE, Entry, Store, is_hidden
 from treepack._src.storage.stores import file_at, remote_store
 from treepack._src.storage.urls import Url, local, shown
 
@@ -343,7 +343,7 @@ class Address(str):
             with _of_directory():
                 response = store.get(path)
         except FileNotFoundError:
-            return None, ABSENT
+            return None, NO_FILE
         return bytes(response.data), response.version
 
     def write_bytes(self, data: bytes, before: Any = None, *, durable: bool) -> None:

@@ -17,7 +17,7 @@ from treepack._src.options import Buffer
 from treepack._src.printable import warn
 from treepack._src.storage.hiding import hiding
 from treepack._src.storage.store import (
-    ABSENT,
+    NO_FILE,
     BadNameError,
     ConditionError,
     Entry,
@@ -243,7 +243,7 @@ class ObjectStore(RemoteStore):
             lacks = None
             if before is not None and self.has_conditions:
                 try:
-                    put(mode="create" if before is ABSENT else before)
+                    put(mode="create" if before is NO_FILE else before)
                     return
                 except self._failures as error:
                     if not any(text in str(error) for text in _NO_CONDITION):
@@ -264,7 +264,7 @@ class ObjectStore(RemoteStore):
         try:
             meta = self._obstore.head(self._store, path)
         except FileNotFoundError:
-            return ABSENT
+            return NO_FILE
         return _version_in(meta)
 
     def link(self, source: str, target: str, *, durable: bool) -> None:

@@ -49,7 +49,7 @@ class BadNameError(ValueError):
 
 
 # Instead of a version: the file must not exist.
-ABSENT = object()
+NO_FILE = object()
 
 
 class Store(abc.ABC):
@@ -71,7 +71,7 @@ class Store(abc.ABC):
     def put(self, path: str, data: bytes, before: Any = None, *, durable: bool = True) -> None:
         """Writes a small file atomically.
 
-        It must replace the version `before`, or be missing (`ABSENT`): otherwise a ConditionError.
+        It must replace the version `before`, or be missing (`NO_FILE`): otherwise a ConditionError.
         `None` replaces any. `durable` waits for the local disk.
         """
 
