@@ -271,9 +271,9 @@ class Reader:
         catalog = self.catalog
         leaves = (leaf for leaf in catalog.leaf_values(value) if marks is None or leaf in marks)
         places = (catalog.leaf(leaf)[2:4] for leaf in leaves)
-        return fetching(self.stored(places))
+        return fetching(self.file_ranges(places))
 
-    def stored(self, ranges: Iterable[tuple[int, int]]) -> Iterator[RemoteRange]:
+    def file_ranges(self, ranges: Iterable[tuple[int, int]]) -> Iterator[RemoteRange]:
         content = self._content  # read once, as in `catalog`
         if content is not None and self._blocks is not None:
             for start, stop in ranges:
@@ -295,7 +295,7 @@ class Reader:
         catalog = self.catalog
         content = self._content
         whole = [] if content is None else [(0, content.nbytes)]
-        with fetching(self.stored(whole)):
+        with fetching(self.file_ranges(whole)):
             *statuses, rest = catalog.verify(threads=threads, progress=progress)
             inner = catalog.inner_dtypes()
         damage = self.damage or catalog.stream_damage
@@ -540,7 +540,7 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
         size = self.dtype.itemsize
         offsets = core.ranges_of_box(self.shape, size, bounds, self.reader.near) if is_there else []
         inside = [(data + first, min(stop, data + last)) for first, last in offsets]
-        yield from self.reader.stored([(start, max(data, start + 1)), *inside])
+        yield from self.reader.file_ranges([(start, max(data, start + 1)), *inside])
 
     def ahead(self, index: Sequence[slice]) -> Iterator[RemoteRange]:
         sizes = zip(index, self.shape, strict=True)
