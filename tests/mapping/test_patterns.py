@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import treepack
-from treepack._src.mapping.patterns import Names, Pattern
+from treepack._src.mapping.patterns import LeafNames, Pattern
 
 KEYS = st.text("ab1_", min_size=1, max_size=6)
 
 
 def matched(pattern: str, name: str, *, above: bool = False) -> dict[str, str] | None:
-    found = [values for values, *_ in Pattern(pattern).matches(Names([name]), above=above)]
+    found = [values for values, *_ in Pattern(pattern).matches(LeafNames([name]), above=above)]
     return found[0] if found else None
 
 

@@ -97,7 +97,7 @@ class Pattern:
         )
 
     def matches(
-        self, names: Names, *, above: bool = False
+        self, names: LeafNames, *, above: bool = False
     ) -> Iterator[tuple[dict[str, str], str, int]]:
         """Yields the texts of the indices, the path and the length of the match of each leaf.
 
@@ -166,7 +166,7 @@ def _backward(pieces: list[tuple[str, str | None]]) -> re.Pattern[str]:
     return re.compile(expression)
 
 
-class Names:
+class LeafNames:
     """The paths of the leaves on one side, by the form in which patterns find them.
 
     In `by_skeleton`, `#` is in place of numbers.

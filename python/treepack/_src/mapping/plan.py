@@ -17,7 +17,7 @@ from treepack._src import paths as _paths
 from treepack._src.mapping.boxes import Assembly, Part
 from treepack._src.mapping.leaves import Leaf
 from treepack._src.mapping.moving import Made
-from treepack._src.mapping.patterns import FAR, Names, Pattern, plain
+from treepack._src.mapping.patterns import FAR, LeafNames, Pattern, plain
 from treepack._src.mapping.rules import Rule, Side
 from treepack._src.mapping.sizes import (
     Given,
@@ -103,8 +103,8 @@ class Planner:
     ):
         """`there` are the leaves of a template, or `None`; `sizes` are from keywords."""
         self._rules, self._sizes, self._here, self._there = rules, sizes, here, there
-        self._names = Names(here)
-        self._wanted = None if there is None else Names(there)
+        self._names = LeafNames(here)
+        self._wanted = None if there is None else LeafNames(there)
         self._plan = Plan({}, {}, [], [], [], [], [], [])
         self._taken: set[str] = set()
         # New names by plain rules: the rule, the path there, and the path here.
@@ -208,7 +208,7 @@ class Planner:
             self._add(rule, new, old)
 
     def _owners(self, paths: Sequence[str]) -> dict[str, list[Rule]]:
-        names, best = Names(dict.fromkeys(paths)), dict[str, tuple[int, int]]()
+        names, best = LeafNames(dict.fromkeys(paths)), dict[str, tuple[int, int]]()
         owners: dict[str, list[Rule]] = {path: [] for path in paths}
         for rule in self._rules if paths else ():
             tree, file = (rule.here, rule.there) if rule.there.is_file else (rule.there, rule.here)

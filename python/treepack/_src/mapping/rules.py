@@ -12,7 +12,7 @@ import numpy as np
 from treepack._src import paths as _paths
 from treepack._src.dtypes import is_float, resolve
 from treepack._src.mapping.axes import REST, Group, parse
-from treepack._src.mapping.patterns import FAR, Names, Pattern
+from treepack._src.mapping.patterns import FAR, LeafNames, Pattern
 
 
 class Side(NamedTuple):
@@ -102,7 +102,7 @@ class Rule:
         [ours, *_], [theirs, *_] = self.here.patterns, self.there.patterns
 
         def fits(pattern: Pattern, paths: Iterable[str]) -> bool:
-            return any(True for _ in pattern.matches(Names(paths), above=True))
+            return any(True for _ in pattern.matches(LeafNames(paths), above=True))
 
         if {"*", "\\"} & {*ours.text, *theirs.text}:  # of globs and regular expressions
             return "; write indices in place of *, as in {'new/{i}/kernel': 'old/{i}/w'}"
