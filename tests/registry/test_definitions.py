@@ -20,7 +20,7 @@ import pytest
 from flax import nnx
 
 import treepack
-from treepack._src.registry import libraries, static
+from treepack._src.registry import library_types, static
 from treepack._src.registry.definitions import is_definition
 
 
@@ -332,12 +332,12 @@ def test_they_are_looked_up_in_what_is_imported(
 
 
 def test_only_definitions_are_found(library: Any) -> None:
-    assert libraries.find("haliax:Axis", is_definition) is library.Axis
+    assert library_types.find("haliax:Axis", is_definition) is library.Axis
     for name in ("Function", "Callable", "Closing", "made", "dataclasses.Field", "enum.Enum"):
-        assert libraries.find(f"haliax:{name}", is_definition) is None
-    assert libraries.find("haliax:Axis") is None  # no node
-    assert libraries.find("flax:linen.Dense", is_definition) is None
-    assert libraries.find("flax:nnx.GraphDef", is_definition) is None
+        assert library_types.find(f"haliax:{name}", is_definition) is None
+    assert library_types.find("haliax:Axis") is None  # no node
+    assert library_types.find("flax:linen.Dense", is_definition) is None
+    assert library_types.find("flax:nnx.GraphDef", is_definition) is None
 
 
 def test_markers_of_libraries_are_code(library: Any) -> None:

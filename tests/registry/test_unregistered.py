@@ -28,7 +28,7 @@ from flax.training.train_state import TrainState
 
 import treepack
 from treepack import serialization
-from treepack._src.registry import libraries, lookups
+from treepack._src.registry import library_types, lookups
 
 
 def custom(x: Any) -> Any:
@@ -569,10 +569,10 @@ def test_a_name_that_another_type_has() -> None:
 
 
 def test_only_node_types_of_imported_libraries_are_found() -> None:
-    assert libraries.find("optax:EmptyState") is optax.EmptyState
-    assert libraries.find("optax.EmptyState") is optax.EmptyState
-    assert libraries.find("optax:moved.elsewhere.EmptyState") is optax.EmptyState
-    assert libraries.find("flax:nnx.State") is nnx.State
+    assert library_types.find("optax:EmptyState") is optax.EmptyState
+    assert library_types.find("optax.EmptyState") is optax.EmptyState
+    assert library_types.find("optax:moved.elsewhere.EmptyState") is optax.EmptyState
+    assert library_types.find("flax:nnx.State") is nnx.State
     for name in (
         "os:system",
         "optax",
@@ -586,7 +586,7 @@ def test_only_node_types_of_imported_libraries_are_found() -> None:
         "numpyro:infer.SVIState",  # not imported
         "optax:" + "a." * 10_000 + "b",
     ):
-        assert libraries.find(name) is None
+        assert library_types.find(name) is None
     assert "numpyro" not in sys.modules
 
 
@@ -601,8 +601,8 @@ def test_static_data_in_the_order_of_a_set(
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     vars(sys.modules[module])["State"] = made
     path = module.removeprefix("numpyro.")
-    assert libraries.find(f"numpyro:{path}.State") is (made if is_found else None)
-    assert libraries.library_name(made) == (f"numpyro:{path}.State" if is_found else None)
+    assert library_types.find(f"numpyro:{path}.State") is (made if is_found else None)
+    assert library_types.library_name(made) == (f"numpyro:{path}.State" if is_found else None)
 
 
 def test_types_that_are_registered_keep_their_names() -> None:

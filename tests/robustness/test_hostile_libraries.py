@@ -30,7 +30,7 @@ import tiers
 import treepack
 import treepack._core as core
 from treepack import serialization
-from treepack._src.registry import libraries, static
+from treepack._src.registry import library_types, static
 from treepack._src.registry.definitions import is_definition
 from trees import record_of, sealed
 
@@ -72,14 +72,14 @@ def some_tree(draw: random.Random, depth: int = 0) -> Any:
 
 
 @functools.cache
-def types(step: int, fits: Callable[[type], bool] = libraries.is_node) -> dict[str, type]:
+def types(step: int, fits: Callable[[type], bool] = library_types.is_node) -> dict[str, type]:
     """The types of libraries in each `step`th imported module, by their names in files."""
-    names = sorted(it for it in sys.modules if libraries.library_at(it) is not None)
+    names = sorted(it for it in sys.modules if library_types.library_at(it) is not None)
     found = {}
     for name in names[::step]:
         for value in list(getattr(sys.modules[name], "__dict__", {}).values()):
             if isinstance(value, type) and isinstance(value.__module__, str):
-                found[libraries.library_name(value, fits) or ""] = value
+                found[library_types.library_name(value, fits) or ""] = value
     found.pop("", None)
     return found
 
@@ -158,7 +158,7 @@ def serialized(text: str) -> bytes:
 
 @pytest.mark.parametrize("name", ["optax:EmptyState" * 5_000, "jax:" + "." * 10_000, "flax:\0"])
 def test_names_of_any_length(name: str) -> None:
-    assert libraries.find(name) is None
+    assert library_types.find(name) is None
 
 
 def test_modules_are_listed_once_for_all_names_of_a_file() -> None:
@@ -175,9 +175,9 @@ def test_modules_are_listed_once_for_all_names_of_a_file() -> None:
     }
     state = {f"n{index}": {"0": 1} for index in range(count)}
     data = msgpack.packb({**state, "__treepack__": sealed(msgpack.packb(record))})
-    libraries._modules.cache_clear()
+    library_types._modules.cache_clear()
     assert treepack.loads(data, unknown="dict") == state
-    assert libraries._modules.cache_info().misses <= 1
+    assert library_types._modules.cache_info().misses <= 1
 
 
 called: list[Any] = []

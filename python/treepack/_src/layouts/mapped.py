@@ -18,7 +18,7 @@ from treepack._src.checkpoint.select import ends_of
 from treepack._src.formats import Leaves
 from treepack._src.interop import jax as _jax
 from treepack._src.leaves.leaves import Transfer
-from treepack._src.mapping.boxes import shared
+from treepack._src.mapping.assembly import shared
 from treepack._src.mapping.leaves import Leaf, check_equal
 from treepack._src.mapping.moving import Made, Source
 from treepack._src.mapping.plan import Fault

@@ -17,7 +17,7 @@ import numpy as np
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src.arrays.memory import copy
-from treepack._src.mapping.boxes import Assembly, Part, box_of, joined, windows
+from treepack._src.mapping.assembly import Assembly, Part, box_of, joined, windows
 from treepack._src.mapping.pointwise import apply
 from treepack._src.mapping.rules import Rule
 from treepack._src.storage.fetch import RemoteRange, fetching

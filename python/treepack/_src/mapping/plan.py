@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from treepack._src import paths as _paths
-from treepack._src.mapping.boxes import Assembly, Part
+from treepack._src.mapping.assembly import Assembly, Part
 from treepack._src.mapping.leaves import Leaf
 from treepack._src.mapping.moving import Made
 from treepack._src.mapping.patterns import FAR, LeafNames, Pattern, plain

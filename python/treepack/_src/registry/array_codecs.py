@@ -14,7 +14,7 @@ from treepack._src.interop.modules import imported, instance_of
 from treepack._src.leaves.leaves import as_plain, remedy
 from treepack._src.printable import short_repr
 from treepack._src.registry.codec import counts, found_in
-from treepack._src.registry.libraries import find, library_name
+from treepack._src.registry.library_types import find, library_name
 from treepack._src.registry.names import default_name, function_name, not_registered
 
 # JAX compares and hashes static data; larger arrays should be leaves.

@@ -39,7 +39,7 @@ from treepack._src.registry.codec import (
 )
 from treepack._src.registry.holes import Hole
 from treepack._src.registry.inert import checked_keys, is_member
-from treepack._src.registry.libraries import library_name, library_of, remedy
+from treepack._src.registry.library_types import library_name, library_of, remedy
 from treepack._src.registry.names import default_name, not_registered
 from treepack._src.registry.python_codecs import CODECS
 from treepack._src.registry.types import TYPES

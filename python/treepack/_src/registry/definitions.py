@@ -18,7 +18,7 @@ from treepack._src.interop import flax
 from treepack._src.interop import jax as _jax
 from treepack._src.leaves.leaves import as_plain
 from treepack._src.registry.fields import fields_of, from_fields
-from treepack._src.registry.libraries import library_name
+from treepack._src.registry.library_types import library_name
 from treepack._src.registry.names import Names, default_name, reads_nothing
 
 

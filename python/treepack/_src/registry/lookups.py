@@ -21,7 +21,7 @@ from treepack._src.registry.definitions import is_definition, made_of, part_of
 from treepack._src.registry.fields import Fields
 from treepack._src.registry.holes import Code, Hole
 from treepack._src.registry.jax_nodes import holds_code
-from treepack._src.registry.libraries import library_name, library_of, remedy
+from treepack._src.registry.library_types import library_name, library_of, remedy
 from treepack._src.registry.names import default_name
 from treepack._src.registry.nodes import BY_JAX, by_name, other_name, own, type_of
 from treepack._src.registry.static import known_type

@@ -33,7 +33,7 @@ from treepack._src.registry.definitions import (
 )
 from treepack._src.registry.fields import fields_of, from_fields
 from treepack._src.registry.inert import is_given, is_key  # noqa: F401  # the core calls it
-from treepack._src.registry.libraries import find, library_name, library_of, remedy
+from treepack._src.registry.library_types import find, library_name, library_of, remedy
 from treepack._src.registry.names import (
     OlderDefinitionError,
     check_is_type,

@@ -1,7 +1,7 @@
 """Describes node types that the program has not registered.
 
-Types that are not of known libraries (`libraries.py`) are written under their module and qualified
-name, and restored by a template, or by a program that registers the name.
+Types that are not of known libraries (`library_types.py`) are written under their module and
+qualified name, and restored by a template, or by a program that registers the name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from treepack._src.interop import jax as _jax
 from treepack._src.pytree.containers import NodeKind
 from treepack._src.registry.fields import Fields, dataclass_fields
 from treepack._src.registry.jax_nodes import jax_node_type, plain_type
-from treepack._src.registry.libraries import find, library_name
+from treepack._src.registry.library_types import find, library_name
 from treepack._src.registry.names import default_name
 from treepack._src.registry.types import TYPES, NodeType
 
