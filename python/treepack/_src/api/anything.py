@@ -1,4 +1,4 @@
-"""Opens files that `open` leaves to their readers' choice.
+"""Opens files for the command line, also those that `open` refuses.
 
 | file | recognised |
 |---|---|

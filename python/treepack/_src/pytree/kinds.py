@@ -178,17 +178,13 @@ def kind_of(value: Any) -> NodeKind | None:
     functions = handlers_of(ty)
     if functions is not None:
         return _by_handlers(functions)
-    kind = BUILTIN.get(ty) or _known.get(ty)
     if ty is Pruned:
         return PRUNED
+    kind = BUILTIN.get(ty) or _known.get(ty)
     if kind is not None:
         return kind
     kind = _without_handlers(value)
-    if kind in (
-        PARTIAL,
-        NAMEDTUPLE,
-        PYTREE,
-    ):  # not cached: other types may be registered with JAX later
+    if kind in (PARTIAL, NAMEDTUPLE, PYTREE):  # other types may be registered with JAX later
         _known[ty] = kind
     return kind
 
