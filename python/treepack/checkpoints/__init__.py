@@ -330,8 +330,11 @@ def restore_checkpoint(
         options["threads"] = 1
     _wait_for(None, orbax_checkpointer)
     restored = Restoring(
-        *(target, {**options}, allow_partial_mpa_restoration),
-        *(orbax_checkpointer, orbax_transforms),
+        target,
+        {**options},
+        allow_partial=allow_partial_mpa_restoration,
+        checkpointer=orbax_checkpointer,
+        transforms=orbax_transforms,
     )
     steps = Steps(root.directory, prefix)
     if step is not None:
