@@ -152,7 +152,7 @@ def literal(
     while left:
         above, parts, rest = left.pop()
         for name, place in dict(children(above)).items():
-            if "/" in name and len(near) < _MOST_NAMES:
+            if "/" in name and len(near) < MOST_NAMES:
                 near["/".join([*parts, name])] = [*parts, name]
             if name == rest:
                 matches.append((place, [*parts, name]))
@@ -162,8 +162,8 @@ def literal(
 
 
 # Limits the search for similar names, which is slow.
-_MOST_NAMES = 1000
-_MOST_LENGTH = 300
+MOST_NAMES = 1000
+MOST_LENGTH = 300
 
 
 def suggest(typo: str, paths: Iterable[str]) -> str | None:
@@ -173,8 +173,8 @@ def suggest(typo: str, paths: Iterable[str]) -> str | None:
     """
     wanted = _folded(typo)
     depths: dict[str, int] = {}
-    for path in itertools.islice(paths, _MOST_NAMES):
-        names = path.split("/") if len(path) <= _MOST_LENGTH else []
+    for path in itertools.islice(paths, MOST_NAMES):
+        names = path.split("/") if len(path) <= MOST_LENGTH else []
         for count in range(1, len(names) + 1):
             above = "/".join(names[:count])
             if _folded(above)[-len(wanted) :] == wanted:
@@ -185,11 +185,11 @@ def suggest(typo: str, paths: Iterable[str]) -> str | None:
 
 
 def closest(name: str, names: Iterable[str]) -> list[str]:
-    return difflib.get_close_matches(name, names, n=1) if len(name) <= _MOST_LENGTH else []
+    return difflib.get_close_matches(name, names, n=1) if len(name) <= MOST_LENGTH else []
 
 
 def similar(typo: str, paths: Iterable[str]) -> str:
-    texts = {"/".join(parts(path)): path for path in itertools.islice(paths, _MOST_NAMES)}
+    texts = {"/".join(parts(path)): path for path in itertools.islice(paths, MOST_NAMES)}
     match = suggest(typo, texts.values())
     count = typo.count("/") + 1
     starts = ([*parts(path)][:count] for path in texts.values())

@@ -51,10 +51,6 @@ from treepack.errors import SALVAGE_ADVICE, CorruptionError, DecodeError, Missin
 
 _INTACT = '; leaves() lists the intact leaves, load(target, missing="target") loads them'
 
-# Limits the search for similar names, which is slow.
-_MOST_NAMES = 1000
-_MOST_LENGTH = 300
-
 
 class Tree(Hinting, Mapping[str, Any]):
     """A container in an open file: a mapping of its keys to its children.
@@ -154,7 +150,7 @@ class Tree(Hinting, Mapping[str, Any]):
             hint = f"is it {similar!r}?"
         elif isinstance(path, str) and path in ("metadata", "damage"):
             hint = f"is it file.{path}?"
-        elif len(path) <= _MOST_LENGTH:
+        elif len(path) <= _paths.MOST_LENGTH:
             hint = self._keys_near(parts)
         if self._place.reader.salvages and self._place.reader.damage is not None:
             hint = f"it may be lost, since the file is damaged{_INTACT}"
@@ -185,7 +181,7 @@ class Tree(Hinting, Mapping[str, Any]):
             names = [] if value is None else [name for name, _ in catalog.children(value) or ()]
             if part not in names:
                 # Compares names rather than paths: the time is quadratic in the length.
-                near = _paths.closest(part, names[:_MOST_NAMES])
+                near = _paths.closest(part, names[: _paths.MOST_NAMES])
                 return _paths.text([*parts[:count], *near, *parts[count + 1 :]]) if near else None
         return None
 

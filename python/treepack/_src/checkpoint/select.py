@@ -131,7 +131,7 @@ def _literal(text: str, paths: Iterable[str]) -> tuple[str, ...] | None:
 
 
 def _escaped(pattern: str, paths: Iterable[str]) -> str:
-    for path in itertools.islice(paths, _MOST_PATHS) if "*" in pattern else ():
+    for path in itertools.islice(paths, _paths.MOST_NAMES) if "*" in pattern else ():
         if "~" not in path or len(path) > _MOST_TEXT:
             continue
         pieces = [at for part in _paths.parts(path) for at, _ in enumerate(part.split("/"))]
@@ -174,9 +174,6 @@ def _keyed(pattern: str, paths: Iterable[str]) -> str:
 # Groups, captures and classes.
 _KEY = re.compile(r"""\[['"]?([^\]'"]*)['"]?\]|\.(\w+)""")
 _OTHERS = re.compile(r"\{\w*\}|\(.*?\)|<\w+>|\[.*?\]|\.\*|\\\w\+?|\$\d")
-
-# Limits the search for similar paths, which is slow.
-_MOST_PATHS = 1000
 
 # The maximum length of a path to which a pattern is compared.
 _MOST_TEXT = 100

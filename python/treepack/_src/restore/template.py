@@ -372,16 +372,12 @@ def _note_names(
         subtree = f"a subtree ({type(container).__name__})"
         expected = described(container) if has_keys or kind_of(child) is None else subtree
         is_leaf = kind_of(container) is None
-        few = len(more) <= _MOST_NAMES
+        few = len(more) <= _paths.MOST_NAMES
         similar = _similar(name, more, state, restore, is_leaf=is_leaf) if few else ""
         similar = similar if level is None or _paths.parts(similar)[-1:] == [name] else ""
         restore.note(name, expected, NOTHING, similar)
     for name in more if not restore.takes_more(False) else ():
         restore.note(str(name), NOTHING, described(state[name]))
-
-
-# Limits the search for similar names, which is slow.
-_MOST_NAMES = 1000
 
 
 def _similar(name: str, more: list[Any], state: Any, restore: Restore, *, is_leaf: bool) -> str:
