@@ -179,7 +179,7 @@ def check(name: str, value: Any) -> None:
     if (choices := _CHOICES.get(name)) is not None:
         # Other types may compare in any way, such as arrays.
         if not isinstance(value, _OF_CHOICES) or value not in choices:
-            raise no_choice(name, value, choices)
+            raise invalid_choice(name, value, choices)
     elif (number := _NUMBERS.get(name)) is not None:
         text, typed, least = number
         error: type[Exception] = TypeError
@@ -194,7 +194,7 @@ def check(name: str, value: Any) -> None:
 _CURES = {"cast": ": a dtype is passed as dtype=, without a target"}
 
 
-def no_choice(name: str, value: Any, choices: Iterable[Any]) -> ValueError:
+def invalid_choice(name: str, value: Any, choices: Iterable[Any]) -> ValueError:
     text = f"{name} must be {either(map(repr, choices))}, got {value!r:.100}"
     if name == "compress" and isinstance(value, int):
         text += ": pass it as level=, beside compress=True"

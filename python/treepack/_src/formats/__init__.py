@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import treepack._core as core
-from treepack._src.options import Buffer, Export, Progress, Saved, Writing, no_choice
+from treepack._src.options import Buffer, Export, Progress, Saved, Writing, invalid_choice
 
 SEPARATOR = "."
 """The default separator between the keys of a path in the name of an array."""
@@ -162,7 +162,7 @@ def to_save(path: str, export: Export, *, is_open: bool = False) -> Format | Non
     saved = {each.name: each for each in known() if each.is_saved}
     if export.format is not None:
         if not isinstance(export.format, str) or export.format not in saved:
-            text = no_choice("format", export.format, (None, *saved))
+            text = invalid_choice("format", export.format, (None, *saved))
             hub = "".join(f", {name!r} as on Hugging Face" for name in saved)
             raise ValueError(f"{text}: leave it out; the suffix .msgpack writes for flax{hub}")
         return saved[export.format]

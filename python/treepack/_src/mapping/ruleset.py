@@ -8,7 +8,7 @@ from treepack._src.elsewhere import Hinting, check_parameters
 from treepack._src.mapping.leaves import Leaf
 from treepack._src.mapping.plan import Plan, Planner
 from treepack._src.mapping.rules import Rule, rule_of, sizes_of
-from treepack._src.options import no_choice
+from treepack._src.options import invalid_choice
 from treepack.errors import TreepackError
 
 Rest = Literal["same", "error", "skip"]
@@ -21,7 +21,7 @@ Rules = Dict[Any, Any] | Callable[[str], Any]
 class RuleSet(Hinting):
     def __init__(self, rules: Rules, rest: Rest, sizes: Dict[str, int | tuple[int, ...]]):
         if rest not in ("same", "error", "skip"):
-            raise no_choice("rest", rest, ("same", "error", "skip"))
+            raise invalid_choice("rest", rest, ("same", "error", "skip"))
         self._function = None
         self._is_inverse = False
         self._rules: tuple[Rule, ...] = ()
