@@ -33,18 +33,13 @@ from treepack._src.registry.fields import fields_of
 
 _DEFINITIONS = (
     *(type, types.ModuleType, types.FunctionType, types.GenericAlias, inspect.Signature),
-    *(
-        type(functools.lru_cache(len)),
-        type(datetime.datetime_CAPI),
-    ),  # the type of pybind11's functions
+    type(functools.lru_cache(len)),
+    type(datetime.datetime_CAPI),  # to which functions of pybind11 are bound
 )
 
 _PLAIN = frozenset({str, bytes, int, float, bool, complex, type(None), types.FunctionType})
 
-_BOUND = (
-    *(functools.partial, types.MethodType),
-    *(types.BuiltinMethodType, types.MethodWrapperType),
-)
+_BOUND = (functools.partial, types.MethodType, types.BuiltinMethodType, types.MethodWrapperType)
 
 
 def _needs_arguments(function: Any) -> bool:

@@ -46,9 +46,8 @@ class Older(dict[str, Any]):
             )
         record, at = self.record
         node = core.assemble(
-            map_leaves(
-                lambda leaf: leaf, dict(self)
-            ),  # a copy, since its dicts may become part of the tree
+            # A copy, since its dicts may become part of the tree.
+            map_leaves(lambda leaf: leaf, dict(self)),
             record,
             convert=_as_saved,
             unknown_as_dict=True,

@@ -491,13 +491,12 @@ def _local_content(
         return _local_content(path, mmap, tell, regular=regular, whole=whole)
     except ValueError:  # an invalid name, for which the core raises an error
         return core.Content.read(path, progress=tell)
+    is_file = stat.S_ISREG(status.st_mode)
     if stat.S_ISDIR(status.st_mode) and not regular:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if not stat.S_ISREG(status.st_mode) and is_device(status.st_mode) and not regular:
+    if not is_file and is_device(status.st_mode) and not regular:
         raise DecodeError("it is a device, not a file: write its bytes to a file")
-    if (
-        mmap and stat.S_ISREG(status.st_mode) and status.st_size > 0
-    ):  # files in /proc cannot be mapped
+    if mmap and is_file and status.st_size > 0:  # files in /proc cannot be mapped
         content = core.Content.map(path)
         if content.has_memory or not whole:
             return content
