@@ -26,6 +26,7 @@ class Deferred:
     dtype: np.dtype[Any]
 
     def _now(self) -> Any:
+        """Returns the array, or `None` while it cannot be read yet."""
         return self
 
     @property

@@ -261,7 +261,7 @@ class Lease(Permit):
             return BusyError(text)
         return OwnBusyError(text, int(rest.partition("-")[0]), token)
 
-    def _text(self, about: dict[str, Any], age: float | None = None) -> str:
+    def _text(self, about: dict[str, Any], age: float | None) -> str:
         text = f"{self._path.parent} is being saved to by {_holder(about)}"
         if age is not None:
             when = f"renewed {age:.0f} s ago, expires after {EXPIRY_S:.0f} s: wait, or"

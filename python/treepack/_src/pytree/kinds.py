@@ -105,6 +105,8 @@ PARTIAL = NodeKind(
 
 
 class Pruned:
+    """A list, tuple or dict without its functions, which are code."""
+
     __slots__ = ("container",)
 
     def __init__(self, container: Any):

@@ -156,7 +156,7 @@ def hole_of(code: Any, left_out: LeftOut) -> Hole:
     return _hole(code, [])
 
 
-def check_field(field: str, value: Any, where: str = "") -> None:
+def check_field(field: str, value: Any, where: str) -> None:
     try:
         core.encode_value(value)
     except (TypeError, ValueError) as reason:

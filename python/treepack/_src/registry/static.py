@@ -147,7 +147,7 @@ def _by_definition(ty: type) -> tuple[Callable[[Any], Any], Callable[[Any], Any]
     )
 
 
-def register_fields(ty: Any, name: str, aliases: Sequence[str] = ()) -> None:
+def register_fields(ty: Any, name: str, aliases: Sequence[str]) -> None:
     entry = AUXDATA.entry_of(ty)
     if entry is not None and entry.by_program:
         return

@@ -135,8 +135,8 @@ def about_names(
     deeper: tuple[Trail, Trail] | None,
     names_of: Mapping[str, str] | None,
     *,
-    has_function: bool = False,
-    unruled: Collection[str] = (),
+    has_function: bool,
+    unruled: Collection[str],
 ) -> Iterator[str]:
     """Yields hints about names that differ.
 
@@ -245,10 +245,7 @@ def about_ties(mismatches: list[Mismatch]) -> Iterator[str]:
 
 
 def about_axes(
-    mismatches: list[Mismatch],
-    names_of: Mapping[str, str] | None,
-    *,
-    has_function: bool = False,
+    mismatches: list[Mismatch], names_of: Mapping[str, str] | None, *, has_function: bool
 ) -> Iterator[str]:
     names = names_of or {}
     rules, split, unclear = {}, {}, []

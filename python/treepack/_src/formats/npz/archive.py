@@ -80,7 +80,7 @@ def is_archive(content: core.Content) -> bool:
     return False
 
 
-def read_npz(content: core.Content, max_size: int | None = None) -> dict[str, Any]:
+def read_npz(content: core.Content, max_size: int | None) -> dict[str, Any]:
     """Reads the headers of an archive; arrays are read, and compared with their CRC, when used.
 
     Arrays of strings become lists now. Other members that no array of a tree can hold, such as
