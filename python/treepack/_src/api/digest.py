@@ -119,7 +119,7 @@ def digest(
       7
     """
     if isinstance(source, Tree):
-        return digest_of(source, threads, is_stored=True)
+        return digest_of(source, threads, reads_stored=True)
     source = Address.or_data(source, storage_options)
     if not is_source(source):
         check_is_one(source)
@@ -127,7 +127,7 @@ def digest(
 
     def attempt() -> Digest:
         with open(source, max_size=max_size) as file:
-            return digest_of(file, threads, is_stored=True)
+            return digest_of(file, threads, reads_stored=True)
 
     return unless_replaced(attempt)
 
@@ -146,8 +146,7 @@ def _laid(tree: Any) -> File:
     return File(Reader(b"", Opened(core.Content.laid(layout, []))))
 
 
-def digest_of(tree: Tree, threads: int | None, *, is_stored: bool = False) -> Digest:
-    """With `is_stored`, reads stored digests."""
+def digest_of(tree: Tree, threads: int | None, *, reads_stored: bool = False) -> Digest:
     with naming(tree._at().reader.given):
         heads: dict[str, tuple[bytes, int]] = {}
         digests: dict[str, bytes] = {}
@@ -156,7 +155,7 @@ def digest_of(tree: Tree, threads: int | None, *, is_stored: bool = False) -> Di
             head, data = _parts(leaf)
             if isinstance(data, LazyArray):
                 heads[path] = _of_bytes(head), data.nbytes
-                stored = data.reader.stored_digest(data) if is_stored else None
+                stored = data.reader.stored_digest(data) if reads_stored else None
                 if stored is not None:
                     digests[path] = stored
                 elif type(data) is LazyArray and data.reader.is_local:
