@@ -38,14 +38,13 @@ class Completing(type):
         return [name for name in super().__dir__() if name[0] == "_" or name in cls._shown]
 
 
-def shortened(parts: Iterable[str], count: int, most: int | None = None) -> str:
-    most = MOST_ROWS if most is None else most
-    more = f", … and {count - most} more" if count > most else ""
-    return ", ".join(itertools.islice(parts, most)) + more
-
-
 # The maximum number of rows or elements in a repr, which has at most 20 lines.
 MOST_ROWS = 18
+
+
+def shortened(parts: Iterable[str], count: int, most: int = MOST_ROWS) -> str:
+    more = f", … and {count - most} more" if count > most else ""
+    return ", ".join(itertools.islice(parts, most)) + more
 
 
 # The maximum number of characters of a path in a repr, whose rows fit in 120 columns.
