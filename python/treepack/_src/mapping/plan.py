@@ -164,7 +164,7 @@ class Planner:
                         texts = {name: f"{{{name}}}" for name in rule.here.indices}
                         lacks = rule.here.patterns[0].fill({**texts, **values})
                         plan.faults.append(
-                            Fault(path, f"{_place(rule.here)} has no {lacks}, {rule.text}", True)
+                            Fault(path, f"the {rule.here.name} has no {lacks}, {rule.text}", True)
                         )
                         known.add(path)
 
@@ -317,7 +317,7 @@ class Planner:
             for pattern, members in zip(rule.here.patterns, group, strict=True):
                 if combination not in members:
                     texts = {**shared, **_texts(stacked, combination)}
-                    raise SizesError(f"{_place(rule.here)} lacks {pattern.fill(texts)}")
+                    raise SizesError(f"the {rule.here.name} lacks {pattern.fill(texts)}")
                 paths.append(members[combination])
         shapes, dtype = self._kind(paths, len(rule.here.patterns))
         _check_scaled(rule, dtype)
@@ -385,7 +385,8 @@ class Planner:
             path = self._names.find(name)
             if path is None or self._here[path].dtype is None:
                 raise SizesError(
-                    f"{_place(rule.here)} lacks {name}, the scales: change scales=, or leave it out"
+                    f"the {rule.here.name} lacks {name}, the scales: change scales=, or leave it "
+                    "out"
                 )
             if math.prod(self._here[path].shape) != math.prod(expected):
                 raise SizesError(
@@ -416,10 +417,6 @@ def _parts(rule: Rule, side: Side, axes: Sequence[str], sizes: Mapping[str, int]
     groups = tuple(tuple(axes.index(name) for name in group) for group in side.groups)
     for number in range(len(side.patterns)):
         yield Part(groups, tuple(_cover(rule, side, name, number, sizes) for name in axes))
-
-
-def _place(side: Side) -> str:
-    return "the file" if side.is_file else "the tree"
 
 
 def _check_scaled(rule: Rule, dtype: np.dtype[Any]) -> None:
@@ -505,7 +502,7 @@ def _domain(
             stop = "" if numbers.stop > last and lacking < first else last + 1
             cure = f"if it has no more, pass the range {{{name}:{first}..{stop}}}"
         has = f"has no {name} = {lacking}, although it has {name} = {most}"
-        raise SizesError(f"{_place(rule.here)} {has}: {cure}")
+        raise SizesError(f"the {rule.here.name} {has}: {cure}")
     return numbers
 
 

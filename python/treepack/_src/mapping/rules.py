@@ -21,6 +21,10 @@ class Side(NamedTuple):
     is_file: bool
 
     @property
+    def name(self) -> str:
+        return "file" if self.is_file else "tree"
+
+    @property
     def axes(self) -> list[str]:
         return [name for group in self.groups for name in group]
 
@@ -95,8 +99,7 @@ class Rule:
         )
 
     def unmatched(self, here: Iterable[str], there: Iterable[str] | None) -> str:
-        where = "file" if self.here.is_file else "tree"
-        return f"{self.text} matches nothing in the {where}{self.near(here, there)}"
+        return f"{self.text} matches nothing in the {self.here.name}{self.near(here, there)}"
 
     def near(self, here: Iterable[str], there: Iterable[str] | None) -> str:
         [ours, *_], [theirs, *_] = self.here.patterns, self.there.patterns

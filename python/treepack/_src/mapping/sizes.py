@@ -164,7 +164,6 @@ def _texts(axes: Sequence[str], known: Mapping[str, int]) -> str:
 
 def _equations(rule: Rule, side: Side, shapes: Sequence[Shape | None]) -> list[_Equation]:
     equations = []
-    place = "the file" if side.is_file else "the tree"
     for number, shape in enumerate(shapes):
         if shape is None or len(shape) != len(side.groups):
             continue
@@ -172,7 +171,7 @@ def _equations(rule: Rule, side: Side, shapes: Sequence[Shape | None]) -> list[_
             axes = [axis_of(rule, side, name, number) for name in group]
             fixed = math.prod(axis for axis in axes if isinstance(axis, int))
             names = tuple(axis for axis in axes if isinstance(axis, str))
-            where = f"{place}'s {[*shape]}"
+            where = f"the {side.name}'s {[*shape]}"
             if fixed and size % fixed == 0:
                 equations.append(_Equation(names, size // fixed, group, where))
             else:
