@@ -18,7 +18,7 @@ from treepack._src.checkpoint.select import ends_of
 from treepack._src.formats import Leaves
 from treepack._src.interop import jax as _jax
 from treepack._src.leaves.leaves import Transfer
-from treepack._src.mapping.assembly import shared
+from treepack._src.mapping.assembly import overlap
 from treepack._src.mapping.leaves import Leaf, check_equal
 from treepack._src.mapping.moving import Made, Source
 from treepack._src.mapping.plan import Fault
@@ -156,7 +156,7 @@ class _OnDevices:
             within: list[slice] = []
             places: list[slice] = []
             for part, start, size in zip(box, starts, shard.shape, strict=True):
-                inside, place = shared(part, range(start, start + size))
+                inside, place = overlap(part, range(start, start + size))
                 within.append(slice(inside.start, inside.stop, inside.step))
                 places.append(place)
             if all(place.start < place.stop for place in places):

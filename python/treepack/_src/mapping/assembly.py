@@ -97,7 +97,7 @@ class Assembly(NamedTuple):
             inside = [*within]
             for at, axis in enumerate(order):
                 if axis not in stacked:
-                    inside[axis], index[at] = shared(within[axis], part.cover[axis])
+                    inside[axis], index[at] = overlap(within[axis], part.cover[axis])
             if not all(map(len, inside)):
                 continue
             rest = [axis for axis in order if axis not in stacked]
@@ -128,7 +128,7 @@ def _split(lens: tuple[int, ...], part: range) -> Iterator[tuple[tuple[range, ..
             at += size
 
 
-def shared(part: range, cover: range) -> tuple[range, slice]:
+def overlap(part: range, cover: range) -> tuple[range, slice]:
     first = max(0, -(-(cover.start - part.start) // part.step))
     last = max(first, min(len(part), -(-(cover.stop - part.start) // part.step)))
     there = part[first:last]
