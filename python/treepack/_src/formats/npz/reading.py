@@ -13,7 +13,7 @@ from treepack._src import paths as _paths
 from treepack._src.formats import SEPARATOR
 from treepack._src.formats.named import nested
 from treepack._src.formats.npz.archive import Packed, Refused, StoredMember, read_npz
-from treepack._src.formats.npz.walk import walked
+from treepack._src.formats.npz.mending import mend
 from treepack._src.options import Status, Tell
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.readers.laid import layout_of
@@ -27,13 +27,13 @@ def _read(opened: Opened, max_size: int | None, *, salvage: bool) -> tuple[dict[
         arrays = read_npz(opened.content, max_size)
         if not (salvage and arrays and _are_refused(arrays)):
             return arrays, opened
-        mended = walked(opened.content)
+        mended = mend(opened.content)
         again = arrays if mended is None else read_npz(mended.content, max_size)
         if _are_refused(again):
             return arrays, opened
         damage = "its directory has wrong places of arrays"
     except DecodeError as error:
-        mended = walked(opened.content) if salvage else None
+        mended = mend(opened.content) if salvage else None
         if mended is None:
             raise
         again = read_npz(mended.content, max_size)

@@ -44,12 +44,12 @@ class Member(NamedTuple):
     offset: int
 
 
-class Walked(NamedTuple):
+class Mended(NamedTuple):
     content: core.Content
     end: str
 
 
-def walked(content: core.Content) -> Walked | None:
+def mend(content: core.Content) -> Mended | None:
     """The last member may be cut: its size is then larger than its bytes."""
     members: list[Member] = []
     offset, nbytes, reason = 0, content.nbytes, ""
@@ -77,7 +77,7 @@ def walked(content: core.Content) -> Walked | None:
         return _read(content, start, count) or directory[start - nbytes :][:count]
 
     mended = core.Content.elsewhere(read, nbytes + len(directory), 0)
-    return Walked(mended, reason)
+    return Mended(mended, reason)
 
 
 def _read(content: core.Content, start: int, count: int) -> bytes:
