@@ -13,7 +13,7 @@ from treepack._src.interop import jax as _jax
 from treepack._src.interop.modules import imported, instance_of
 from treepack._src.leaves.leaves import as_plain, remedy
 from treepack._src.printable import short_repr
-from treepack._src.registry.codec import counts, found_in
+from treepack._src.registry.codec import counts, needed_at
 from treepack._src.registry.library_types import find, library_name
 from treepack._src.registry.names import default_name, function_name, not_registered
 
@@ -109,7 +109,7 @@ def type_of(module: str, name: str) -> Any:
             raise not_registered("type", name, "import its library")
         return node
     if module in _MODULES and not name.startswith("_"):
-        value = found_in(module, name)
+        value = needed_at(module, name)
         if isinstance(value, type):
             return value
     raise ValueError(f"{module}.{name} is not a type that static data may have")

@@ -86,7 +86,7 @@ def checked_factory(factory: Any) -> Any:
     return factory
 
 
-def found_in(module: str, name: str) -> Any:
+def needed_at(module: str, name: str) -> Any:
     value = found_at(module, name)
     if value is None:
         raise UnregisteredTypeError(
@@ -124,6 +124,6 @@ def of_class(
         return type(value) is getattr(imported(module), attribute, None)
 
     def rebuild(*parts: Any) -> Any:
-        return make(found_in(module, attribute), *parts)
+        return make(needed_at(module, attribute), *parts)
 
     return codec(name or path, fits, encode, types, rebuild)

@@ -32,8 +32,8 @@ from treepack._src.registry.codec import (
     codec,
     counts,
     exactly,
-    found_in,
     instance,
+    needed_at,
     of_class,
     of_value,
 )
@@ -74,7 +74,7 @@ def _treedef_parts(treedef: Any) -> Any:
 
 
 def _treedef(parts: Any) -> Any:
-    structure = found_in("jax.tree_util", "tree_structure")
+    structure = needed_at("jax.tree_util", "tree_structure")
     if parts is None:
         return structure(0)
     name, auxdata, children = as_parts((str, object, list), parts)
@@ -148,7 +148,7 @@ def _named_sharding_parts(sharding: Any) -> tuple[Any, ...]:
 
 
 def _named_sharding(ty: Any, parts: tuple[Any, ...]) -> Any:
-    spec_type = found_in("jax.sharding", "PartitionSpec")
+    spec_type = needed_at("jax.sharding", "PartitionSpec")
     jax: Any = imported("jax")
     types = (tuple, tuple, spec_type, (str, type(None)), tuple)
     names, sizes, spec, memory_kind, *more = as_parts(types[: 5 if len(parts) > 4 else 4], parts)
@@ -176,7 +176,7 @@ def _is_jax_array(value: Any) -> bool:
 
 def _jax_array(*parts: Any) -> Any:
     saved = array_of(*parts)
-    array = found_in("jax", "device_put")(saved)  # `asarray` compiles a copy for each shape
+    array = needed_at("jax", "device_put")(saved)  # `asarray` compiles a copy for each shape
     if array.dtype != saved.dtype:
         raise ValueError(f"JAX would convert {saved.dtype} to {array.dtype}: set jax_enable_x64")
     return array
@@ -203,7 +203,7 @@ def _struct(ty: Any, parts: Any) -> Any:
 
 
 def _shardings() -> tuple[type, ...]:
-    return type(None), found_in("jax.sharding", "NamedSharding")
+    return type(None), needed_at("jax.sharding", "NamedSharding")
 
 
 def _dot_algorithm(ty: Any, *parts: Any) -> Any:
@@ -217,7 +217,7 @@ def _dimension_numbers(ty: Any, *numbers: Any) -> Any:
 
 
 def _jax_nn(name: str) -> Any:
-    function = found_in("jax.nn", name)
+    function = needed_at("jax.nn", name)
     if name.startswith("_") or not callable(function):
         raise ValueError(f"jax.nn has no function {name!r}")
     return function
@@ -260,7 +260,7 @@ def _unit_text(unit: Any) -> str:
 def _unit(text: str) -> Any:
     if len(text) > _MOST_LETTERS or not _UNIT.fullmatch(text):
         raise ValueError(f"{text!r:.100} is not a unit")
-    return found_in("astropy.units", "Unit")(text)
+    return needed_at("astropy.units", "Unit")(text)
 
 
 _MOST_LETTERS = 200
@@ -280,7 +280,7 @@ def _tag_name(tag: Any) -> str:
 
 
 def _tag(name: str) -> Any:
-    if not name.endswith("_tag") or not _is_tag(tag := found_in("lineax", name)):
+    if not name.endswith("_tag") or not _is_tag(tag := needed_at("lineax", name)):
         raise ValueError(f"lineax has no tag {name!r:.100}")
     return tag
 
@@ -346,7 +346,7 @@ _CODECS = [
         lambda value: value.__class__ is flax.hashable_mapping(),
         dict,
         dict,
-        lambda items: (flax.hashable_mapping() or found_in("flax.typing", "HashableMapping"))(
+        lambda items: (flax.hashable_mapping() or needed_at("flax.typing", "HashableMapping"))(
             items
         ),
     ),
