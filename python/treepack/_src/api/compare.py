@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from treepack._src import dtypes as _dtypes
+from treepack._src import paths as _paths
 from treepack._src.api.bytes import dumps
 from treepack._src.api.digest import check_is_one
 from treepack._src.checkpoint.file import Tree, open
@@ -16,7 +17,7 @@ from treepack._src.elsewhere import Hinting, advised
 from treepack._src.leaves.prng import Key
 from treepack._src.mapping.leaves import Leaf
 from treepack._src.options import check
-from treepack._src.paths import PathBudget, join, parts, text
+from treepack._src.paths import PathBudget
 from treepack._src.printable import MOST_ROWS, count_text, kind_text, path_end, printable
 from treepack._src.readers.reader import LazyArray
 from treepack._src.readers.statistics import pairs
@@ -179,8 +180,10 @@ def _by_names(leaves: dict[str, Any], file: Tree) -> dict[str, Any]:
     separator = file._at().reader.separator
     if not separator:
         return leaves
-    names = {separator.join(parts(path)): path for path, _ in file.leaves()}
-    return {names.get(separator.join(parts(path)), path): leaf for path, leaf in leaves.items()}
+    names = {separator.join(_paths.parts(path)): path for path, _ in file.leaves()}
+    return {
+        names.get(separator.join(_paths.parts(path)), path): leaf for path, leaf in leaves.items()
+    }
 
 
 def _changes(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Change]:
@@ -190,7 +193,7 @@ def _changes(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Chan
         if not isinstance(array, LazyArray) or not isinstance(match, LazyArray):
             continue
         if array.shape == match.shape and all(map(_dtypes.has_numbers, (array.dtype, match.dtype))):
-            module = text(parts(path)[:-1])
+            module = _paths.text(_paths.parts(path)[:-1])
             by_module.setdefault(module, Change()).add(array, match)
     return by_module
 
@@ -203,7 +206,7 @@ def _static(one: Tree, other: Tree) -> Iterator[Difference]:
     catalog, budget = reader.catalog, PathBudget()
     for node, field, *both in catalog.static_differences(value, other_reader.catalog, other_value):
         path = catalog.path_of(node, value)
-        path = budget.text(join(path, field) if field else path)
+        path = budget.text(_paths.join(path, field) if field else path)
         yield Difference(path, "static", " and ".join(both))
 
 

@@ -13,7 +13,7 @@ from treepack._src.pytree.kinds import flatten
 from treepack._src.registry import holes as _holes
 from treepack._src.registry.fields import Fields, dataclass_fields, fields_of
 from treepack._src.registry.inert import is_given, is_inert, storing
-from treepack._src.registry.left_out import NOTHING, LeftOut
+from treepack._src.registry.left_out import KEEPS_ALL, LeftOut
 from treepack._src.registry.names import default_name
 from treepack._src.registry.types import (
     NodeType,
@@ -226,7 +226,7 @@ def holds_code(data: bytes) -> bool:
 
 def encode_auxdata(
     auxdata: Any,
-    left_out: LeftOut = NOTHING,
+    left_out: LeftOut = KEEPS_ALL,
     nodetype: type | None = None,
     meta: Any = None,
 ) -> bytes:

@@ -29,4 +29,4 @@ class LeftOut:
         return ties_of(tree) if self._has_ties else []
 
 
-NOTHING = LeftOut()
+KEEPS_ALL = LeftOut()

@@ -6,7 +6,8 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from treepack._src.paths import ROOT, Trail, text
+from treepack._src import paths as _paths
+from treepack._src.paths import ROOT, Trail
 from treepack._src.printable import printable, shortened
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.restore.compare import A_DTYPE, A_SHARDING, NODE_OF, NOTHING, VALUES_OF
@@ -99,7 +100,7 @@ def level_of(
 
 
 def _part(name: str) -> str:
-    return text([name])
+    return _paths.text([name])
 
 
 def _names_of(child: Any) -> set[str]:

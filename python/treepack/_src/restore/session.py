@@ -37,7 +37,7 @@ from treepack.errors import Mismatch, MismatchError
 RestoreChild = Callable[[Any, Any, str, "Restore"], Any]
 
 # A leaf of a template and the leaf found there: (trail, the template's leaf, the leaf found).
-Leaf = tuple[Trail, Any, Any]
+FoundLeaf = tuple[Trail, Any, Any]
 
 
 class Restore:
@@ -85,9 +85,9 @@ class Restore:
         self.path: list[str] = []
         self.mismatches: dict[str, Mismatch] = {}
         self.flax_message: str | None = None
-        self.collected: list[Leaf] | None = None
+        self.collected: list[FoundLeaf] | None = None
         self.cells: list[list[Any]] = []
-        self.conversions: list[tuple[Leaf, Any]] = []
+        self.conversions: list[tuple[FoundLeaf, Any]] = []
         self.converted: dict[Trail, list[tuple[Any, Any]]] | None = None
         self.deeper: tuple[Trail, Trail] | None = None
         self.level: Level | None = None
@@ -191,7 +191,7 @@ class Restore:
             cell[0] = value
         self.conversions, self.collected = [*zip(self.collected, conversions, strict=True)], None
 
-    def settle(self, leaves: list[Leaf]) -> list[Any]:
+    def settle(self, leaves: list[FoundLeaf]) -> list[Any]:
         for path, target, state in leaves:
             texts = difference(target, state, self.strict, cast=self.reading.casts)
             if texts is not None:
