@@ -50,43 +50,41 @@ def check_name(ty: type, name: str, aliases: Iterable[str] = ()) -> None:
             )
 
 
-def _flatten(
-    left_out: LeftOut, node: Any
-) -> tuple[str, Fields | None, int, bytes, dict[str, Any], bool] | None:
-    """Returns name, fields and version of the type; static data; children; whether of a handler.
-
-    Lists from handlers stay lists. `None` for a JAX array, also if the program has a handler for
-    it.
-    """
-    ty = type(node)
-    left_out.meet(node)
-    entry = TYPES.entry_of(ty) or own(ty)
-    handled = handlers_of(ty) is not None
-    kind = kind_of(node) if handled or entry is None else None
-    if entry is None:
-        if _jax.is_array(node):
-            return None
-        if kind is None or flax.is_graph_definition(node):
-            return _CODE, None, 0, _code_left_out(node, left_out), {}, False
-        entry = unregistered(ty, kind)
-        if entry is None:
-            return _UNNAMED, None, 0, *_flatten_unnamed(node, kind), kind.final
-    data, children = entry.flatten(node, left_out)
-    if kind is not None and kind.final:
-        # Like `to_bytes`, so that the same template restores both.
-        state = kind.children(node)
-        if type(state) is not dict or state.keys() != children.keys() or _has_lists(state):
-            named = _named_by_handler(state, children)
-            # Checked children have JAX's names.
-            if named is not None and not (entry.checked or equinox.is_module(node)):
-                return entry.name, entry.fields, entry.version, data, named, False
-            return _UNNAMED, None, 0, *_flatten_unnamed(node, kind), True
-    return entry.name, entry.fields, entry.version, data, children, False
-
-
 class Recorder(LeftOut):
-    flatten = _flatten
     describe_sharding = staticmethod(shardings.describe)
+
+    def flatten(
+        self, node: Any
+    ) -> tuple[str, Fields | None, int, bytes, dict[str, Any], bool] | None:
+        """Returns name, fields and version of the type; static data; children; if of a handler.
+
+        Lists from handlers stay lists. `None` for a JAX array, also if the program has a handler
+        for it.
+        """
+        ty = type(node)
+        self.meet(node)
+        entry = TYPES.entry_of(ty) or own(ty)
+        handled = handlers_of(ty) is not None
+        kind = kind_of(node) if handled or entry is None else None
+        if entry is None:
+            if _jax.is_array(node):
+                return None
+            if kind is None or flax.is_graph_definition(node):
+                return _CODE, None, 0, _code_left_out(node, self), {}, False
+            entry = unregistered(ty, kind)
+            if entry is None:
+                return _UNNAMED, None, 0, *_flatten_unnamed(node, kind), kind.final
+        data, children = entry.flatten(node, self)
+        if kind is not None and kind.final:
+            # Like `to_bytes`, so that the same template restores both.
+            state = kind.children(node)
+            if type(state) is not dict or state.keys() != children.keys() or _has_lists(state):
+                named = _named_by_handler(state, children)
+                # Checked children have JAX's names.
+                if named is not None and not (entry.checked or equinox.is_module(node)):
+                    return entry.name, entry.fields, entry.version, data, named, False
+                return _UNNAMED, None, 0, *_flatten_unnamed(node, kind), True
+        return entry.name, entry.fields, entry.version, data, children, False
 
 
 def _named_by_handler(state: Any, children: dict[str, Any]) -> dict[str, Any] | None:
