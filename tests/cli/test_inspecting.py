@@ -111,6 +111,17 @@ def test_verify(folder: Path) -> None:
     assert "1 corrupt" in text
     assert call("verify", "-q", "model", status=1) == ""
     assert "No such file" in refused("verify", "nothing")
+    text = call("verify", "--json", "flax", "x" * 300, status=2)
+    files = json.loads(text[text.index("{") :])["files"]
+    assert [file["ok"] for file in files] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [(1023, "1023 B"), (1023.6, "1.0 KiB"), (1 << 20, "1.0 MiB"), ((1 << 20) - 1, "1.0 MiB")],
+)
+def test_sizes_have_at_most_four_digits(nbytes: float, text: str) -> None:
+    assert size_text(nbytes) == text
 
 
 def test_a_truncated_file(folder: Path) -> None:

@@ -121,8 +121,12 @@ def test_lazy_arrays_do_not_change(file: treepack.File):
     assert type(lazy) is np.ndarray
     np.testing.assert_array_equal(lazy, ARRAYS["floats"] + 1)
     np.testing.assert_array_equal(file["floats"], ARRAYS["floats"])
-    with pytest.raises(TypeError):
-        np.add(1, 1, out=file["scalar"])  # type: ignore[call-overload]
+    other: Any = file["floats"]
+    other @= ARRAYS["floats"].T
+    np.testing.assert_array_equal(other, ARRAYS["floats"] @ ARRAYS["floats"].T)
+    for out in (file["scalar"], file["floats"]):
+        with pytest.raises(TypeError, match="out= cannot be an array of an open file: pass a"):
+            np.add(out, 1, out=out)
     with pytest.raises(TypeError, match="unhashable"):
         hash(file["floats"])  # as arrays are
 

@@ -79,6 +79,8 @@ def test_statistics_are_those_of_numpy(dtype: Any) -> None:
         assert found.zeros == (numbers == 0).sum()
         assert found.histogram == np.histogram(numbers, 7)[0].tolist()
         assert file["w"].statistics(bins=0).histogram == []
+        with pytest.raises(ValueError, match="bins must be a number of intervals, or 0, got -1"):
+            file["w"].statistics(bins=-1)
 
 
 def test_what_is_not_finite_is_counted_apart() -> None:

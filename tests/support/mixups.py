@@ -497,6 +497,9 @@ OTHERS: list[Row] = [
         "save('x.treepack', TREE)", "save('x.gz', TREE)"]),
     ("save('s3:b/x', TREE)", r"is it 's3://b/x'\? A file of this name is in a folder: \./", [
         "save('./s3:b/x', TREE)"]),
+    ("load('file://server' + str(pathlib.Path('model').absolute()))",
+        "has the host 'server': pass a path, or a URL with three slashes, file:///", [
+            "load('file://' + str(pathlib.Path('model').absolute()))"]),
     ("save('file://x', TREE)", "pass a path, or a URL with three slashes, file:///", [
         "save('x', TREE)", "save('file://' + str(pathlib.Path('x').absolute()), TREE)"]),
     ("load('./models/model')", r"there is no folder '\./models': is it 'model'\?", [

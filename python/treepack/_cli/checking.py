@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 from collections import Counter
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -53,8 +55,7 @@ def verify(
     """
     damaged = newer = failed = False
     results: list[dict[str, Any]] = []
-    runs = [(given, run_at(given)) for given in files]
-    for file in [path for given, run in runs for path in (run.paths if run else [given])]:
+    for file in [path for given in files for path in _checkpoints_of(given)]:
         try:
             with output.bar("verify") as progress:
                 report = treepack.verify(file, max_size=max_size, progress=progress)
@@ -98,6 +99,13 @@ def verify(
     if as_json and not quiet:
         output.json(jsonable({"files": results}))
     raise typer.Exit(1 if damaged else 2 if newer or failed else 0)
+
+
+def _checkpoints_of(path: str) -> Sequence[str]:
+    with contextlib.suppress(OSError):  # which `treepack.verify` raises again
+        if (run := run_at(path)) is not None:
+            return run.paths
+    return [path]
 
 
 def digest(

@@ -149,7 +149,8 @@ def count_text(leaves: int) -> str:
 
 def size_text(nbytes: float) -> str:
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        number = f"{nbytes:.0f}" if unit == "B" else f"{nbytes:.1f}"
+        if float(number) < 1024:
+            return f"{number} {unit}"
         nbytes /= 1024
     return f"{nbytes:.1f} TiB"

@@ -44,11 +44,8 @@ class ArrayLike(NDArrayOperatorsMixin):
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         arrays = [np.asarray(value) if isinstance(value, ArrayLike) else value for value in inputs]
-        out = options.get("out", (None,))
-        if out[0] is inputs[0] is self:
-            del options["out"]  # of `x += 1`
-        elif any(isinstance(value, ArrayLike) for value in out):
-            return NotImplemented
+        if any(isinstance(value, ArrayLike) for value in options.get("out", ())):
+            raise TypeError("out= cannot be an array of an open file: pass a NumPy array")
         if method == "__call__" and not options and ufunc in _OPERATORS:
             # JAX arrays overload operators but not ufuncs, and `==` takes more types.
             return _OPERATORS[ufunc](*arrays)
@@ -112,3 +109,11 @@ class ArrayLike(NDArrayOperatorsMixin):
 
     def __index__(self) -> int:
         return operator.index(np.asarray(self))
+
+
+# `x += 1` rebinds `x`, since an array of a file cannot change.
+for _name in (
+    *("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow"),
+    *("lshift", "rshift", "and", "or", "xor"),
+):
+    setattr(ArrayLike, f"__i{_name}__", getattr(ArrayLike, f"__{_name}__"))

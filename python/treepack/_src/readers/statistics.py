@@ -9,6 +9,7 @@ import numpy as np
 
 from treepack._src import dtypes as _dtypes
 from treepack._src.elsewhere import Hinting
+from treepack._src.options import check
 
 # The number of elements that are read at a time, and in a block: computing takes eight times the
 # memory of small elements.
@@ -39,6 +40,7 @@ class Statistics(Hinting):
 
 
 def statistics(array: Any, bins: int) -> Statistics:
+    check("bins", bins)
     minimum, maximum = math.inf, -math.inf
     zeros = infinite = nan = count = 0
     mean = squares = 0.0  # of the differences from the mean

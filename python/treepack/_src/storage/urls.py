@@ -28,7 +28,7 @@ class Url(NamedTuple):
 def local(text: str) -> str | None:
     """Returns text, also a `file://` URL, as the path of a local file; `None` for other URLs.
 
-    Raises a ValueError if pathlib shortened `://`, or a `file://` URL has no path.
+    Raises a ValueError if pathlib shortened `://`, or a `file://` URL has no path or another host.
     """
     if not _URL.match(text):
         if bare := _BARE.match(text):
@@ -46,10 +46,13 @@ def local(text: str) -> str | None:
         return None
     from urllib.parse import unquote, urlsplit
 
-    if path := unquote(urlsplit(text).path):
+    parts = urlsplit(text)
+    path = unquote(parts.path)
+    if path and parts.netloc in ("", "localhost"):
         return path
+    wrong = "has the host" if path else "names no file but the host"
     raise ValueError(
-        f"{text!r} names a host, no file: pass a path, or a URL with three slashes, file:///"
+        f"{text!r} {wrong} {parts.netloc!r}: pass a path, or a URL with three slashes, file:///"
     )
 
 
