@@ -14,6 +14,7 @@ import io
 import itertools
 import json
 import random
+import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterable
@@ -34,6 +35,7 @@ from treepack import serialization
 from treepack._src.formats.safetensors.header import INDEX
 from treepack._src.saving import sharded
 from treepack._src.sharded.files import MANIFEST
+from trees import altered, assert_same
 
 SECTOR = 512
 
@@ -576,3 +578,34 @@ def test_damage_at_the_end_of_a_compressed_base_is_found(in_memory: Path, at: in
     with treepack.open(in_memory / "patch", salvage=True) as file:
         assert "the base cannot be used" in str(file.damage)
         np.testing.assert_array_equal(file["w"], tree["w"] + 1)
+
+
+@pytest.mark.parametrize("suffix", [".treepack", ".safetensors"])
+def test_damaged_metadata_are_left_out(tmp_path: Path, suffix: str) -> None:
+    tree = {"v": np.arange(4.0), "w": np.ones(3)}
+    data = treepack.dumps(tree, metadata={"z": 1 + 2j})
+    parts = struct.pack(">BdBd", 0xCB, 1, 0xCB, 2)
+    text = b"\x91\xd9\x10" + b"x" * 16
+    (tmp_path / "damaged").write_bytes(altered(data, b"\x92" + parts, text))
+    target = tmp_path / f"rest{suffix}"
+    printed = call("salvage", str(tmp_path / "damaged"), str(target), status=1)
+    assert "left out the metadata: " in printed
+    assert_same(treepack.load(target), tree)
+    with treepack.open(target) as file:
+        assert not file.metadata
+
+
+def test_arrays_of_which_a_manifest_has_no_shards_are_corrupt(tmp_path: Path) -> None:
+    """As one has whose record is forged: its checksum is right."""
+    tree = {"a": np.arange(600.0), "small": np.arange(6.0), "b": np.ones(600)}
+    treepack.save(tmp_path / "model", tree, sharded=True)
+    manifest = tmp_path / "model" / MANIFEST
+    data = manifest.read_bytes()
+    body = data[:-12].replace(b"\xa6before\x17", b"\xa6before\x16", 1)
+    assert body != data[:-12]
+    manifest.write_bytes(body + struct.pack("<I", zlib.crc32(body)) + data[-8:])
+    assert treepack.verify(tmp_path / "model").corrupt == ["a", "b"]
+    call("salvage", str(tmp_path / "model"), str(tmp_path / "rest.treepack"), status=1)
+    assert_same(treepack.load(tmp_path / "rest.treepack"), {"small": tree["small"]})
+    loaded = treepack.load(tmp_path / "model", on_corrupt="skip")
+    assert_same(loaded, {"small": tree["small"]})

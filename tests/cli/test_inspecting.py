@@ -124,6 +124,13 @@ def test_sizes_have_at_most_four_digits(nbytes: float, text: str) -> None:
     assert size_text(nbytes) == text
 
 
+def test_verify_prints_no_paths_of_intact_leaves(folder: Path) -> None:
+    """All of them together may be much longer than the file."""
+    treepack.save("long", {"k" * 10**6: dict.fromkeys(map(str, range(300)), 0)})
+    assert call("verify", "long") == "long: 300 ok\n"
+    assert "make all paths together much longer" in refused("verify", "--json", "long")
+
+
 def test_a_truncated_file(folder: Path) -> None:
     Path("cut").write_bytes(Path("model").read_bytes()[:24_080])
     text = call("verify", "cut", status=1)

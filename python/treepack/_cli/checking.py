@@ -67,7 +67,9 @@ def verify(
         damaged |= report.damage is not None or bool(report.corrupt)
         failed |= bool(report.unreadable)
         newer |= report.newer is not None
-        fields = {**report._asdict(), "leaves": dict(report.leaves)}
+        fields = report._asdict()
+        if as_json:  # else their paths, which may be many and long, are not needed
+            fields["leaves"] = dict(report.leaves)
         differs = None
         if expect is not None and report.ok:
             fields["digest"] = found = str(treepack.digest(file, max_size=max_size))

@@ -66,6 +66,7 @@ class Copy(NamedTuple):
       tree: The state; a damaged leaf is the error.
       record: The record with the bytes after it; `None` for a part.
       described: Whether the file has a record.
+      has_metadata: Whether the metadata of the file are copied.
     """
 
     source: Tree
@@ -75,6 +76,7 @@ class Copy(NamedTuple):
     described: bool
     name: str | None = None
     salvage: Salvage | None = None
+    has_metadata: bool = True
 
     @classmethod
     def of(cls, tree: Tree, path: str = _paths.ROOT, progress: Progress = None) -> Copy:
@@ -185,7 +187,9 @@ class Copy(NamedTuple):
         return _arrays(tree), None if metadata is None else _texts(metadata)
 
     def _metadata(self) -> Any:
-        return self.source.metadata if isinstance(self.source, File) and self.name is None else None
+        if not isinstance(self.source, File) or self.name is not None or not self.has_metadata:
+            return None
+        return self.source.metadata
 
 
 def _read(tree: Tree, place: Place, marks: core.Marks | None = None) -> Copy:
@@ -294,6 +298,11 @@ def _salvaged(tree: Tree, place: Place, progress: Progress) -> Copy:
     copy = _read(tree, place, marks)
     if reader.damaged_record() is not None:
         copy = copy._replace(record=None)
+    try:
+        copy._metadata()
+    except (CorruptionError, DecodeError) as error:
+        texts.append(f"left out the metadata: {error}")
+        copy = copy._replace(record=None, has_metadata=False)
     if references := copy.references():
         for text, paths in references.items():
             texts.append(f"left out, as not in the file: {_listed(paths)} are {text}")

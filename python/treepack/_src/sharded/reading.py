@@ -307,9 +307,10 @@ class ShardedReader(Files):
         values = []
 
         def note(value: int, parts: list[str]) -> None:
-            array = self._sharded(value, parts)
-            if array is not None and array.is_in(lost):
-                values.append(value)
+            with contextlib.suppress(DecodeError):  # then it is corrupt
+                array = self._sharded(value, parts)
+                if array is not None and array.is_in(lost):
+                    values.append(value)
 
         if any(lost.values()):
             Place(self, 0, []).state(note)
@@ -409,18 +410,24 @@ class ShardedReader(Files):
         catalog = self.catalog
         leaves = []
         arrays = {}
+        unplaced: dict[int, Status] = {}  # the manifest has no shards of them
 
         def note(value: int, parts: list[str]) -> None:
             leaves.append(value)
-            if (array := self._sharded(value, parts)) is not None:
-                arrays[value] = array
+            try:
+                array = self._sharded(value, parts)
+            except DecodeError:
+                unplaced[value] = "corrupt"
+            else:
+                if array is not None:
+                    arrays[value] = array
 
         Place(self, 0, []).state(note)
         array_statuses, damage = self._verify_files(arrays, threads, progress or (lambda *_: None))
         own = [super().damage, self.damaged_record(), damage]
         damage = "; ".join(filter(None, own)) or None
         # Other leaves are in the manifest, whose checksum was compared.
-        statuses = {value: array_statuses.get(value, "ok") for value in leaves}
+        statuses = {value: array_statuses.get(value, "ok") for value in leaves} | unplaced
         for number in catalog.unlike_index():
             if number < len(leaves):
                 statuses[leaves[number]] = "corrupt"
