@@ -13,7 +13,7 @@ use super::options::{self, Int};
 use super::watch::Watcher;
 use crate::elements::Bounds;
 use crate::sharding::boxes::{self, Failed, OpenFile};
-use crate::{Error, Result, base::grow, base::parallel};
+use crate::{Result, base::grow, base::parallel};
 
 #[pyclass(frozen, module = "treepack._core")]
 pub struct Shards(pub(super) Arc<boxes::ShardedArray>);
@@ -182,7 +182,7 @@ impl Files {
 
     /// Returns `read`, or an error if a file has changed since it was opened.
     fn unless_changed<T>(&self, read: Read<T>) -> Read<T> {
-        if matches!(&read, Err(failed) if !matches!(failed.error, Error::Gzip(_))) {
+        if matches!(&read, Err(failed) if failed.error.is_no_damage()) {
             return read;
         }
         for (file, (_, catalog)) in self.0.iter().enumerate() {

@@ -544,8 +544,16 @@ impl Content {
 
     pub fn unless_changed<T>(&self, read: Result<T>) -> Result<T> {
         match read {
-            Ok(_) | Err(Error::Gzip(_)) => self.check_unchanged().and(read),
-            read => read,
+            Ok(_) => self.check_unchanged().and(read),
+            Err(error) => Err(self.cause(error)),
+        }
+    }
+
+    /// Returns the error that the file has changed since it was opened, in place of its effect.
+    pub fn cause(&self, error: Error) -> Error {
+        match self.check_unchanged() {
+            Err(changed) if !error.is_no_damage() => changed,
+            _ => error,
         }
     }
 

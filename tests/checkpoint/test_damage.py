@@ -324,8 +324,28 @@ def test_a_file_that_is_cut_short_while_it_is_open(tmp_path: Path) -> None:
     with treepack.open(path) as file:
         array = file["w"]
         os.truncate(path, 100_000)
-        with pytest.raises(treepack.DecodeError, match="at w"):
+        with pytest.raises(treepack.CorruptionError, match="overwritten in place"):
             array[100:900]
+
+
+@pytest.mark.parametrize("rows", [1, 3000])
+def test_all_reads_notice_that_a_file_was_overwritten(tmp_path: Path, rows: int) -> None:
+    path = tmp_path / "model"
+    for read in (
+        lambda file, array: array[:10],
+        lambda file, array: array[[0, 1]],
+        lambda file, array: array.statistics(),
+        lambda file, array: file["w"][0],
+        lambda file, array: file.load(select="w"),
+        lambda file, array: treepack.save(tmp_path / "copy", {"w": array}),
+        lambda file, array: treepack.digest(file),
+    ):
+        treepack.save(path, {"w": np.ones((1000, 2)), "step": 1})
+        with treepack.open(path) as file:
+            array = file["w"]
+            path.write_bytes(treepack.dumps({"w": np.ones((rows, 2)), "step": 1}))
+            with pytest.raises(treepack.CorruptionError, match="overwritten in place"):
+                read(file, array)
 
 
 def test_a_file_that_is_overwritten_while_it_is_open(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ impl Catalog {
         let itemsize = dtype.map(|dtype| dtype.itemsize);
         let source = self.content.get().source();
         let place = py.detach(|| self.arrays.find(&self.catalog, source, value, itemsize));
-        Ok(place?)
+        Ok(place.map_err(|error| self.content.get().cause(error))?)
     }
 
     pub(super) fn ranges(

@@ -400,7 +400,8 @@ impl Catalog {
             BLOCK_BYTES
         };
         let statuses = watcher.detached(py, |watch| {
-            self.catalog.verify(source, checks, block, threads, watch)
+            let statuses = self.catalog.verify(source, checks, block, threads, watch);
+            statuses.map_err(|error| content.cause(error))
         })?;
         let word = |word: &str| new_string(py, word.as_bytes());
         let words = [word("ok")?, word("corrupt")?, word("unchecked")?];
