@@ -420,6 +420,46 @@ def test_a_forgotten_prefix() -> None:
     assert treepack.Series("run", prefix="model-").resume(tree)[0] == 10
 
 
+def test_a_run_in_a_directory_of_something_else() -> None:
+    tree = {"w": WEIGHT}
+    treepack.Publisher("policy").push(tree, version=1)
+    treepack.save("sharded", tree, sharded=True)
+    treepack.save("loose/step_20.treepack", tree)
+    treepack.save("loose/step_100.treepack", tree)
+    for directory, text in {
+        "policy": r"it has the versions of a treepack\.Publisher, which a treepack\.Subscriber",
+        "sharded": "it is a checkpoint itself: load it, or pass the directory above it",
+        "loose": "but 'step_100.treepack': names of its checkpoints have no suffix: rename it "
+        "'step_100', or load it",
+    }.items():
+        with pytest.warns(
+            UserWarning, match=f"{directory} has no checkpoint of .*{text}"
+        ) as caught:
+            assert treepack.Series(directory).resume(tree) is None
+        assert len(caught) == 1
+    Path("loose/step_100.treepack").rename("loose/step_100")
+    assert treepack.Series("loose").resume(tree)[0] == 100
+    treepack.save("quiet/best.treepack", tree)
+    np.savez("quiet/step_3.npz", w=WEIGHT)
+    assert treepack.Series("quiet").resume(tree) is None  # without a warning
+
+
+def test_a_subscriber_of_something_else() -> None:
+    treepack.Series("run").save(3, {"w": WEIGHT})
+    treepack.save("sharded", {"w": WEIGHT}, sharded=True)
+    for directory, text in {
+        "run": r"it has checkpoints, such as those of a Series: treepack\.load reads one",
+        "sharded": "it is a checkpoint itself: load it",
+        "nowhere": "push one by a Publisher|is it its path",
+    }.items():
+        subscriber = treepack.Subscriber(directory)
+        with pytest.raises(FileNotFoundError, match=text):
+            subscriber.latest()
+        with pytest.raises(TimeoutError) as caught:
+            subscriber.wait(timeout=0.01)
+        assert re.search(text, "".join(caught.value.__notes__))
+
+
 def test_a_subscriber_loads_a_part() -> None:
     treepack.Publisher("policy").push({"params": {"w": WEIGHT}, "step": 3}, version=1)
     subscriber = treepack.Subscriber("policy")

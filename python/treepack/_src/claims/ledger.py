@@ -32,13 +32,13 @@ class Ledger:
     Changed: ClassVar[type[Exception]] = ConditionError
 
     def __init__(self, path: Location, storage_options: StorageOptions, head: str):
-        self._path = Address.of(path, storage_options).fixed()
-        self._head = self._path / head
+        self.path = Address.of(path, storage_options).fixed()
+        self._head = self.path / head
         self._permit = Permit()
         self._turns = Turns()
 
     def __str__(self) -> str:
-        return self._path.shown
+        return self.path.shown
 
     def head(self, parse: Callable[[Any], T]) -> tuple[T | None, bytes | None, Any]:
         """Returns the parsed head and its bytes, or `None` twice, and a mark for `replace`."""
@@ -57,7 +57,7 @@ class Ledger:
         max_size: int | None = None,
         check: Callable[[core.Content], None] | None = None,
     ) -> core.Content:
-        path = self._path / name
+        path = self.path / name
         with naming(path):
             content = content_of(path, Opening(mmap=False, base=base, max_size=max_size))
             if check is not None:
@@ -65,7 +65,7 @@ class Ledger:
             return content
 
     def write(self, name: str, content: core.Content, *, durable: bool) -> None:
-        (self._path / name).write_content(content, durable=durable)
+        (self.path / name).write_content(content, durable=durable)
 
     @staticmethod
     def sum_of(content: core.Content) -> tuple[int, int]:
@@ -83,7 +83,7 @@ class Ledger:
         with self._turns.taken() as is_taken:
             if not is_taken:
                 raise BusyError(busy)
-            with Permit.taken(self._path, name) as self._permit:
+            with Permit.taken(self.path, name) as self._permit:
                 yield
 
     def replace(self, head: bytes, mark: Any, *, durable: bool) -> None:
@@ -94,12 +94,12 @@ class Ledger:
         if not self._permit.is_held:  # then that job does it
             return
         gone = []
-        for entry in self._path.entries():
+        for entry in self.path.entries():
             if re.fullmatch(objects, entry.name) and entry.name not in kept:
                 gone.append(entry.name)
             elif entry.is_temporary:
-                (self._path / entry.name).remove_dead()
-        self._path.remove_files(gone)
+                (self.path / entry.name).remove_dead()
+        self.path.remove_files(gone)
 
 
 def _parsed(data: bytes, parse: Callable[[Any], T]) -> T:

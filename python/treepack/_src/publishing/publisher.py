@@ -221,10 +221,10 @@ class Subscriber(Advising):
         """
         held, head = self._held, self._versions.head()
         if not head.versions:
+            cure = "push one by a Publisher of this directory, or call wait(), which waits for it"
             raise FileNotFoundError(
                 errno.ENOENT,
-                "no version was published here yet: push one by a Publisher of this directory, or "
-                "call wait(), which waits for it",
+                f"no version was published here yet: {self._versions.instead() or cure}",
                 str(self._versions),
             )
         return self._restored(held, head, template, options)
@@ -270,9 +270,8 @@ class Subscriber(Advising):
                     str(self._versions),
                 )
                 if head.data is None:
-                    error.add_note(
-                        "treepack: no Publisher has pushed to this directory: is it its path?"
-                    )
+                    cure = self._versions.instead() or "is it its path?"
+                    error.add_note(f"treepack: no Publisher has pushed to this directory: {cure}")
                 raise error
             time.sleep(min(pause, left))
             pause = min(2 * pause, _MOST_PAUSE_S)

@@ -17,11 +17,17 @@ from contextlib import AbstractContextManager
 from typing import Any, ClassVar, NamedTuple
 
 import treepack._core as core
+from treepack._src.checkpoint.file import open
 from treepack._src.claims.ledger import Ledger
 from treepack._src.layouts.layout import Encoding
 from treepack._src.options import Static, StorageOptions
 from treepack._src.storage.address import Location
-from treepack.errors import CorruptionError, NewerVersionError, TreepackError
+from treepack.errors import (
+    CorruptionError,
+    NewerVersionError,
+    NoManifestError,
+    TreepackError,
+)
 
 HEAD = "head.json"
 
@@ -96,6 +102,17 @@ class Versions:
     def head(self) -> Head:
         versions, data, mark = self._ledger.head(_versions)
         return Head(versions or (), data, mark)
+
+    def instead(self) -> str | None:
+        """Describes the directory if it has other checkpoints in place of versions."""
+        try:
+            with open(self._ledger.path):
+                return "it is a checkpoint itself: load it"
+        except NoManifestError as error:
+            text = "it has checkpoints, such as those of a Series: treepack.load reads one"
+            return text if error.is_above else None
+        except (TreepackError, OSError, ImportError):
+            return None
 
     def loaded(self, head: Head, held: Head | None = None, max_size: int | None = None) -> Head:
         """Returns a head with its newest version, assembled from the fewest bytes.

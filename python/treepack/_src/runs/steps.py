@@ -24,8 +24,13 @@ T = TypeVar("T")
 # An integer as Python writes it, so that a step has one name; of at most 63 bits.
 _INTEGER = re.compile(r"0|[1-9][0-9]{0,17}")
 
-# A prefix, and such an integer.
-_NUMBERED = re.compile(rf"(.*\D|)({_INTEGER.pattern})", re.DOTALL)
+# A prefix, such an integer, and the suffix of a file of `save`.
+_NUMBERED = re.compile(
+    rf"(.*\D|)({_INTEGER.pattern})((?:\.treepack|\.msgpack)?(?:\.gz)?)", re.DOTALL
+)
+
+# A file of a publisher.
+_VERSION = re.compile(r"version_\d+-[0-9a-f]{16}\.(treepack|patch)")
 
 # The suffix of the file that pins a checkpoint, after the checkpoint's name.
 _PIN = ".keep"
@@ -83,12 +88,17 @@ class Folder:
         return self if directory == self.directory else type(self)(directory, self.begin)
 
     def warn_of_others(self, caller: str) -> None:
-        for prefix, name in itertools.islice(self.listing().others().items(), _MOST_OTHERS):
+        """Warns of checkpoints in a directory that has none of this prefix."""
+        listing = self.listing()
+        if (text := _instead(listing.names())) is not None:
+            warn(f"{self.path().shown} has no checkpoint of the prefix {self.begin!r}: {text}")
+            return
+        for name, cure in itertools.islice(listing.others(caller).items(), _MOST_OTHERS):
             with contextlib.suppress(OSError, ImportError, TreepackError):  # it cannot be read
                 if is_checkpoint(self.path(name)):
                     warn(
                         f"{self.path().shown} has no checkpoint of the prefix {self.begin!r}, but "
-                        f"{name!r}: pass prefix={prefix!r:.100} to {caller}, or load it"
+                        f"{name!r}: {cure}"
                     )
 
     def entry(self, name: str = "") -> CheckpointEntry:
@@ -127,6 +137,15 @@ class Folder:
 
     def numbered(self) -> dict[int, CheckpointEntry]:
         return self.listing().numbered()
+
+
+def _instead(names: list[str]) -> str | None:
+    """Describes a directory, by its names, that is taken for that of a series."""
+    if Names(names).are_sharded:
+        return "it is a checkpoint itself: load it, or pass the directory above it"
+    if any(map(_VERSION.fullmatch, names)):
+        return "it has the versions of a treepack.Publisher, which a treepack.Subscriber loads"
+    return None
 
 
 class CheckpointEntry:
@@ -198,13 +217,22 @@ class Listing:
         steps = {self.folder.step(name.removesuffix(_PIN)) for name in names}
         return {step for step in steps if step is not None}
 
-    def others(self) -> dict[str, str]:
-        matches = filter(None, (_NUMBERED.fullmatch(entry.name) for entry in self.entries))
-        return {
-            match[1]: match[0]
-            for match in sorted(matches, key=lambda match: (match[1], int(match[2])))
-            if match[1] != self.folder.begin
-        }
+    def names(self) -> list[str]:
+        return [entry.name for entry in self.entries]
+
+    def others(self, caller: str) -> dict[str, str]:
+        """Returns the last name of each prefix and suffix, with a cure."""
+        matches = filter(None, map(_NUMBERED.fullmatch, self.names()))
+        begin, others = self.folder.begin, dict[tuple[str, str], tuple[str, str]]()
+        for match in sorted(matches, key=lambda match: (match[1], int(match[2]))):
+            prefix, number, suffix = match.groups()
+            if suffix:
+                cure = f"names of its checkpoints have no suffix: rename it {begin + number!r}"
+            else:
+                cure = f"pass prefix={prefix!r:.100} to {caller}"
+            if suffix or prefix != begin:
+                others[prefix, suffix] = match[0], f"{cure}, or load it"
+        return dict(others.values())
 
     def remove(self, gone: Iterable[str], unfinished: Iterable[str]) -> None:
         """Removes checkpoints, in order, and unfinished directories of killed saves if possible.

@@ -246,8 +246,8 @@ class Series(Advising, lists="steps"):
           UnregisteredTypeError: See `treepack.load`, also for other errors except damage.
 
         Warns:
-          UserWarning: If a checkpoint is skipped; if there are none, but some of another prefix; or
-            if `local` is a list.
+          UserWarning: If a checkpoint is skipped; if there are none, but the directory has others
+            or is one; or if `local` is a list.
         """
         if verify not in ("manifest", "all"):
             raise ValueError(f"verify must be 'manifest' or 'all', got {verify!r:.100}")
