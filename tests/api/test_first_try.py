@@ -460,6 +460,31 @@ def test_a_subscriber_of_something_else() -> None:
         assert re.search(text, "".join(caught.value.__notes__))
 
 
+def test_texts_of_key_paths() -> None:
+    tree = {"layers": [{"w": WEIGHT}, {"w": WEIGHT}]}
+    paths = [path for path, _ in jax.tree.leaves_with_path(tree)]
+    named = [(jax.tree_util.keystr(path), WEIGHT) for path in paths]
+    for write in (treepack.save, treepack.write_stream):
+        with pytest.warns(UserWarning, match="looks like .*keystr") as caught:
+            write("named", iter(named))
+        assert len(caught) == 1
+    with pytest.warns(UserWarning, match="looks like"):
+        treepack.save("named", iter([(".params['w']", WEIGHT)]))
+    simple = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
+    for pairs in (zip(paths, [WEIGHT] * 2, strict=True), ((path, WEIGHT) for path in simple)):
+        treepack.save("made", pairs)
+        assert treepack.load("made", tree)["layers"][1]["w"].shape == (2, 3)
+    treepack.save("others", iter([("a[0]", 1), ("[x]", 2), (".a.b", 3), ("['a']/b", 4)]))
+
+
+def test_names_in_a_file_of_rules() -> None:
+    save_file({"a.w": WEIGHT}, "hf.safetensors")
+    Path("rules.py").write_text("import treepack\nnames = treepack.Mapping({'b': 'a'})\n")
+    text = refused("ls", "hf.safetensors", "--map", "rules.py:mapping")
+    assert "rules.py has no name 'mapping': it has names\n" in text
+    call("ls", "hf.safetensors", "--map", "rules.py:names")
+
+
 def test_a_subscriber_loads_a_part() -> None:
     treepack.Publisher("policy").push({"params": {"w": WEIGHT}, "step": 3}, version=1)
     subscriber = treepack.Subscriber("policy")

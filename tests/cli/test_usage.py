@@ -109,6 +109,10 @@ ROWS: list[tuple[str, str, list[tuple[str, int]]]] = [
         ("convert a.treepack x.safetensors --skip step", 0)]),
     ("get a.treepack params x.treepack --sep /", "separator|--sep applies only to names", [
         ("get a.treepack params x.treepack", 0), ("get a.treepack params x.npz --sep /", 0)]),
+    ("convert a.treepack x.treepack --sep /", "--sep applies only to names in npz and saf", [
+        ("convert a.treepack x.treepack", 0), ("convert a.treepack x.npz --sep /", 0)]),
+    ("ls a.treepack --sep /", "--sep applies only to names in npz and safetensors: leave", [
+        ("ls a.treepack", 0), ("ls m.safetensors --sep /", 0)]),
     ("diff a.treepack b.treepack c.treepack", "compare two files at a time", [
         ("diff a.treepack b.treepack", 1)]),
     ("diff a.treepack b.treepack params", r"compares whole files: .* \| grep '?\^params", [
@@ -134,6 +138,19 @@ ROWS: list[tuple[str, str, list[tuple[str, int]]]] = [
         ("ls a.treepack params", 0), ("ls b.treepack", 0)]),
     ("ls a.treepack --prefix step_", "--prefix is for a run, and this is a file: leave it", [
         ("ls a.treepack", 0), ("ls run --prefix step_", 0)]),
+    ("diff a.treepack b.treepack --map x=y", "`treepack convert --map` first", [
+        ("convert a.treepack x --map params=params", 0)]),
+    ("verify a.treepack --map x=y", "leave it out: all leaves", [("verify a.treepack", 0)]),
+    ("verify -v a.treepack", "`treepack verify --json`", [("verify --json a.treepack", 0)]),
+    ("info a.treepack --map x=y", "use `treepack ls --map`", [
+        ("ls a.treepack --map params=params", 0)]),
+    (f"digest a.treepack --expect {'0' * 32}", "use `treepack verify --expect`", [
+        (f"verify a.treepack --expect {'0' * 32}", 1)]),
+    ("show a.treepack params/w --nan", "use `treepack ls --nan`", [("ls a.treepack --nan", 0)]),
+    ("convert a.treepack away", "Is a directory: 'away' choose a file in it$", [
+        ("convert a.treepack away/x", 0)]),
+    ("convert m.safetensors x --max-shard-size 200", r"--max-shard-size must be .* as in '200MB'", [
+        ("convert m.safetensors x --max-shard-size 200MB", 0)]),
     ("-v", "use -V for the version", [("-V", 0)]),
     ("diff a.treepack b.treepack --rtol -1", "rtol must be a number of at least 0, such as 1e-6", [
         ("diff a.treepack a.treepack --rtol 1e-6", 0)]),

@@ -43,7 +43,7 @@ def test_files_are_listed_and_converted_in_another_layout(folder: Path) -> None:
     [
         ("model.py", "--map takes a Python file and a name in it, as llama.py:llama"),
         ("other.py:model", "--map: there is no file 'other.py'"),
-        ("model.py:models", "--map: model.py has no models: is it 'model'?"),
+        ("model.py:models", "--map: model.py has no name 'models': is it 'model'?"),
         ("hf.safetensors:model", "--map: 'hf.safetensors' is not a Python file"),
         ("model.py:treepack", "--map takes a treepack.Mapping or a dict of rules; treepack of"),
     ],

@@ -57,6 +57,35 @@ LAPSES: list[Row] = [
     ("file['params'][0]", "got 0: pass '0'$", ["open('with_list')['layers']['0']"]),
     ("file['params/w'].at[0].set(1)", r"use jax.numpy.asarray\(array\).at$", [
         "jnp.asarray(file['params/w']).at[0].set(1)"]),
+    ("load('model', select='*w')", r"\* is within one part of a path: is it '\*\*/\*w'", [
+        "load('model', select='**/*w')"]),
+    ("save('x', TREE, select='*w')", r"in the tree: \*w; .*: is it '\*\*/\*w'", [
+        "save('x', TREE, select='**/*w')"]),
+    ("load('model', select='Params/**')", r"is it 'params/\*\*'\?$", [
+        "load('model', select='params/**')"]),
+    ("load('model', select='params/{w,b}')", r"pass a list: \['params/w', 'params/b'\]$", [
+        "load('model', select=['params/w', 'params/b'])"]),
+    ("load('model', select='!**/b')", r"to leave out, pass exclude=: '\*\*/b'$", [
+        "load('model', exclude='**/b')"]),
+    ("load('model', exclude='!**/b')", "it has params/w", ["load('model', select='**/b')"]),
+    ("open('with_list').load(select='layers[0]')", "is it 'layers/0'", [
+        "open('with_list').load(select='layers/0')"]),
+    ("load('model', dtype='bf16')", r"got 'bf16': is it 'bfloat16'\?$", [
+        "load('model', dtype='bfloat16')"]),
+    ("load('model', dtype='torch.float')", "is it 'float32'", ["load('model', dtype='float32')"]),
+    ("load('model', dtype='fp8_e4m3fn')", "is it 'float8_e4m3fn'", [
+        "load('model', dtype='float8_e4m3fn')"]),
+    ("load('model', dtype='fp9')", "got 'fp9'$", ["load('model', dtype='float16')"]),
+    ("run('convert', 'model', 'x', '--dtype', 'fp16')", "is it 'float16'", [
+        "run('convert', 'model', 'x', '--dtype', 'float16')"]),
+    ("save('x', TREE['params'], format='safetensors', max_shard_size='200')", "as in '200MB'$", [
+        "save('x', TREE['params'], format='safetensors', max_shard_size='200MB')"]),
+    ("save('x', TREE['params'], format='safetensors', max_shard_size=5e9)", "must be an integer", [
+        "save('x', TREE['params'], format='safetensors', max_shard_size=int(5e9))"]),
+    ("save('memory://bucket/', TREE)", r"choose a file in it; save\(..., sharded=True\)", [
+        "save('memory://bucket/x', TREE)", "save('memory://bucket/', TREE, sharded=True)"]),
+    ("treepack.exists('model')", "use treepack.is_checkpoint$", [
+        "treepack.is_checkpoint('model')"]),
     ("verify('model').valid", "use ok$", ["verify('model').ok"]),
     ("treepack.Series('run').remove(1)", "use keep=", [
         "treepack.Series('run', keep=treepack.Keep(last=1)).save(5, TREE)"]),

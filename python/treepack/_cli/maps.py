@@ -55,6 +55,9 @@ def _check_indices(tree: str, path: str) -> None:
     )
 
 
+_RULES = (treepack.Mapping, dict)
+
+
 def _named(given: str) -> Any:
     path, _, name = given.rpartition(":")
     if not path or not name.isidentifier():
@@ -72,10 +75,11 @@ def _named(given: str) -> Any:
     names: dict[str, Any] = vars(module)
     if name not in names:
         near = difflib.get_close_matches(name, names, n=1)
-        there = [each for each in names if not each.startswith("_")]
-        hint = f"is it {near[0]!r}?" if near else f"it has {', '.join(there) or 'no names'}"
-        raise ValueError(f"--map: {path} has no {name}: {hint}")
-    if not isinstance(names[name], (treepack.Mapping, dict)):
+        public = {each: value for each, value in names.items() if not each.startswith("_")}
+        there = [each for each, value in public.items() if isinstance(value, _RULES)]
+        hint = f"is it {near[0]!r}?" if near else f"it has {', '.join(there) or 'no rules'}"
+        raise ValueError(f"--map: {path} has no name {name!r}: {hint}")
+    if not isinstance(names[name], _RULES):
         raise ValueError(
             f"--map takes a treepack.Mapping or a dict of rules; {name} of {path} is of the type "
             f"{type(names[name]).__name__}"

@@ -132,6 +132,7 @@ def _flag(option: re.Match[str]) -> str:
 
 # Cures in messages to programs, and those in their place.
 _CURES = {
+    "choose a file in it; save(..., sharded=True) writes a directory": "choose a file in it",
     "pass the tree that treepack.load returns for it as base=, or one file": (
         "pass the file that `treepack convert` writes of it, or another one"
     ),
@@ -140,7 +141,7 @@ _CURES = {
 # Options as messages to programs write them.
 _OPTIONS = re.compile(
     r"(?<!-)\b(align|base|compress|dtype|exclude|level|mapping|max_shard_size|max_size|select|"
-    r"separator)(?:=(?:True(?: \(gzip\))?)?(?=[\s:,;.)]|$)|(?=: | matches | requires ))"
+    r"separator)(?:=(?:True(?: \(gzip\))?)?(?=[\s:,;.)]|$)|(?=: | matches | requires | must be ))"
 )
 
 # The flags that have other names.

@@ -44,19 +44,26 @@ _OPTIONS = {
         "--select --only": "name the part as PATH, after FILE",
         "--sort -S -t": "send its lines to sort, as in `treepack ls --flat FILE | sort -k2`",
     },
-    "info": {"--format -j --yaml": "use --json"},
+    "info": {"--format -j --yaml": "use --json", "--map": "use `treepack ls --map`"},
     "verify": {
+        "--map": "leave it out: all leaves of the file are compared",
+        "-v --verbose": "leave it out: `treepack verify --json` has the status of each leaf",
         "--strict": "leave it out: every byte is compared",
         "--digest --hash": "use --expect",
     },
-    "digest": {"--sha256 --md5 --algorithm": "leave it out: there is one kind of digests"},
+    "digest": {
+        "--sha256 --md5 --algorithm": "leave it out: there is one kind of digests",
+        "--expect": "use `treepack verify --expect`",
+    },
     "get": {"--select --only": "name the part as PATH, and what to leave out by --skip"},
     "diff": {
         "--tolerance --tol": "use --rtol or --atol",
+        "--map": "convert FILE by `treepack convert --map` first, or use treepack.diff in Python",
         "--quiet -q": "leave it out, and send the output to /dev/null: the exit status tells",
     },
     "show": {
         "--bins": "leave it out: in Python, treepack.open(FILE)[PATH].statistics(bins=10) has them",
+        "--nan": "use `treepack ls --nan`; the statistics count them",
         "--rows": "rows of an array are read in Python, as treepack.open(FILE)[PATH][:3]",
     },
     None: {

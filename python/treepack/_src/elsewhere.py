@@ -396,6 +396,7 @@ MODULE = by_name(
         "hash checksum": "use treepack.digest",
         "compare allclose": "use treepack.diff",
         "validate check": "use treepack.verify",
+        "exists": "use treepack.is_checkpoint",
         "rename transpose": "pass mapping= to treepack.load or treepack.save",
         "merge": "pass missing='target' to treepack.load",
         "tree_map": "use jax.tree.map",

@@ -28,7 +28,7 @@ from typing import (
 import numpy as np
 
 from treepack._src.dtypes import is_float, resolve
-from treepack._src.elsewhere import advise, check_parameters, unknown_option
+from treepack._src.elsewhere import advise, by_name, check_parameters, unknown_option
 from treepack._src.printable import either
 
 if TYPE_CHECKING:
@@ -241,8 +241,30 @@ def float_dtype(dtype: Any) -> np.dtype[Any]:
         resolved_dtype = resolve(dtype.encode()) if isinstance(dtype, str) else np.dtype(dtype)
     if resolved_dtype is None or not is_float(resolved_dtype):
         text = f"{dtype!r:.100}" if resolved_dtype is None else resolved_dtype.name
-        raise ValueError(f"dtype= must be a float dtype such as bfloat16, got {text}")
+        near = _dtype_meant(dtype) if isinstance(dtype, str) else None
+        hint = "" if near is None else f": is it {near!r}?"
+        raise ValueError(f"dtype= must be a float dtype such as bfloat16, got {text}{hint}")
     return resolved_dtype
+
+
+def _dtype_meant(text: str) -> str | None:
+    name = text.rpartition(".")[2].lower()
+    name = _DTYPES.get(name, name)
+    resolved_dtype = resolve(name.encode())
+    return name if resolved_dtype is not None and is_float(resolved_dtype) else None
+
+
+# Names of other libraries.
+_DTYPES = by_name(
+    {
+        "bf16": "bfloat16",
+        "fp16": "float16",
+        "fp32 float": "float32",
+        "fp64": "float64",
+        "e4m3 e4m3fn fp8 float8 fp8_e4m3 fp8_e4m3fn f8_e4m3 f8_e4m3fn f8e4m3": "float8_e4m3fn",
+        "e5m2 fp8_e5m2 f8_e5m2 f8e5m2": "float8_e5m2",
+    }
+)
 
 
 @dataclasses.dataclass

@@ -49,6 +49,12 @@ def open_anything(
 ) -> File:
     """Options are for names (`separator`), a patch (`base`), and whole reads (`progress`)."""
     file = _opened(source, separator, max_size, base, progress)
+    if separator is not None and file._at().reader.separator is None:
+        file.close()
+        raise ValueError(
+            f"separator= applies only to names in {formats.with_names()}: leave it out, or choose "
+            "another suffix"
+        )
     if mapping is None:
         return file
     with naming(source):

@@ -8,6 +8,7 @@ the bytes that `flax.serialization.to_bytes` makes of a leaf
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -21,6 +22,7 @@ from treepack._src.interop import jax as _jax
 from treepack._src.layouts.layout import Encoding, state_layout
 from treepack._src.leaves.signature import signature
 from treepack._src.options import Opening, StorageOptions
+from treepack._src.printable import warn
 from treepack._src.storage.address import Address, Location
 from treepack._src.storage.content import content_of
 from treepack._src.storage.naming import naming
@@ -105,8 +107,12 @@ def spooled(leaves: Iterable[tuple[Any, Any]], path: Address) -> Iterator[Any]:
         yield _collected(leaves, file, path)
 
 
+# A key path as JAX prints it, with a key in brackets.
+_KEYSTR = re.compile(r"(\.\w+)*\[('[^'/]*'|\d+)\](\[('[^'/]*'|\d+)\]|\.\w+)*")
+
+
 def _pairs(leaves: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
-    is_used = isinstance(leaves, Iterator)
+    is_used, has_warned = isinstance(leaves, Iterator), False
     for pair in leaves:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise TypeError(
@@ -114,6 +120,12 @@ def _pairs(leaves: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
                 f"{pair!r:.100}: of a dict, pass iter(tree.items())"
             )
         is_used = False
+        if not has_warned and type(pair[0]) is str and _KEYSTR.fullmatch(pair[0]):
+            has_warned = True
+            warn(
+                f"{pair[0]!r:.100} looks like jax.tree_util.keystr(path), and becomes one key: "
+                "pass the key path itself, or keystr(path, simple=True, separator='/')"
+            )
         yield pair[0], pair[1]
     if is_used:
         raise TreepackError(

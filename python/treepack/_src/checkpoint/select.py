@@ -107,7 +107,9 @@ class Selector:
             are_names = type(parts) is tuple and all(isinstance(part, str) for part in parts)
             if are_names and len(parts) > 1 and not Selector([*parts]).unmatched(paths):
                 error += f". A tuple is one path: for several patterns, pass a list: {[*parts]}"
-        hints = (_keyed, _separated, _dotted, _starred, _escaped, _paths.similar)
+        hints = [_keyed, _separated, _dotted, _starred, _deeper, _escaped, _cased, _paths.similar]
+        if name == "select":
+            hints.insert(0, _negated)
         raise TreepackError(error + next(filter(None, (hint(typos[0], paths) for hint in hints))))
 
 
@@ -131,7 +133,7 @@ def _literal(text: str, paths: Iterable[str]) -> tuple[str, ...] | None:
 
 
 def _escaped(pattern: str, paths: Iterable[str]) -> str:
-    for path in itertools.islice(paths, _paths.MOST_NAMES) if "*" in pattern else ():
+    for path in _some(paths) if "*" in pattern else ():
         if "~" not in path or len(path) > _MOST_TEXT:
             continue
         pieces = [at for part in _paths.parts(path) for at, _ in enumerate(part.split("/"))]
@@ -158,21 +160,51 @@ def _starred(pattern: str, paths: Iterable[str]) -> str:
 
 
 def _separated(pattern: str, paths: Iterable[str]) -> str:
-    pieces = re.findall(r"[^,\s]+", pattern)
+    if braces := _BRACES.fullmatch(pattern):
+        pieces = [f"{braces[1]}{choice.strip()}{braces[3]}" for choice in braces[2].split(",")]
+    else:
+        pieces = re.findall(r"[^,\s]+", pattern)
     is_list = len(pieces) > 1 and not Selector(pieces).unmatched(paths)
     return f"; for several patterns, pass a list: {pieces}" if is_list else ""
 
 
+def _negated(pattern: str, paths: Iterable[str]) -> str:
+    rest = pattern.removeprefix("!")
+    is_negated = rest != pattern and not Selector(rest).unmatched(paths)
+    return f"; for leaves to leave out, pass exclude=: {rest!r}" if is_negated else ""
+
+
+def _deeper(pattern: str, paths: Iterable[str]) -> str:
+    text = f"**/{pattern}"
+    is_below = "*" in pattern and not Selector(text).unmatched(paths)
+    return f"; * is within one part of a path: is it {text!r}?" if is_below else ""
+
+
+def _cased(pattern: str, paths: Iterable[str]) -> str:
+    parts = {part.casefold(): part for path in _some(paths) for part in path.split("/")}
+    text = "/".join(parts.get(part.casefold(), part) for part in pattern.split("/"))
+    is_cased = text != pattern and not Selector(text).unmatched(paths)
+    return f"; is it {text!r}?" if is_cased else ""
+
+
+def _some(paths: Iterable[str]) -> Iterator[str]:
+    """Limits the search for similar paths, which is slow."""
+    return itertools.islice(paths, _paths.MOST_NAMES)
+
+
 def _keyed(pattern: str, paths: Iterable[str]) -> str:
-    keys = [key[0] or key[1] for key in _KEY.findall(pattern)]
+    dotted = f".{pattern}".replace("/", ".")
+    keys = [key[0] or key[1] for key in _KEY.findall(dotted)]
     path = _paths.text(keys)
-    if not keys or _KEY.sub("", pattern) or Selector(path).unmatched(paths):
+    is_keyed = keys and "[" in pattern and not _KEY.sub("", dotted).strip(".")
+    if not is_keyed or Selector(path).unmatched(paths):
         return ""
     return f"; is it {path!r}?"
 
 
 # Groups, captures and classes.
 _KEY = re.compile(r"""\[['"]?([^\]'"]*)['"]?\]|\.(\w+)""")
+_BRACES = re.compile(r"(.*)\{(.*,.*)\}(.*)", re.DOTALL)
 _OTHERS = re.compile(r"\{\w*\}|\(.*?\)|<\w+>|\[.*?\]|\.\*|\\\w\+?|\$\d")
 
 # The maximum length of a path to which a pattern is compared.

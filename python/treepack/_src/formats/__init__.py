@@ -181,8 +181,13 @@ def to_save(path: str, export: Export, *, is_open: bool = False) -> Format | Non
             )
         )
     if export.separator is not None and of_suffix(path) is None:
-        named = " and ".join(each.name for each in known() if each.separators)
         raise ValueError(
-            f"separator= applies only to names in {named}: leave it out, or choose another suffix"
+            f"separator= applies only to names in {with_names()}: leave it out, or choose another "
+            "suffix"
         )
     return None
+
+
+def with_names() -> str:
+    """Lists the formats whose arrays have names."""
+    return " and ".join(each.name for each in known() if each.separators)

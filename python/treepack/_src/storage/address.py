@@ -384,9 +384,9 @@ class Address(str):
                     progress=tell if check is None else each,
                 )
 
-            if self.url is not None:
-                return _remote.write(self.url, save, nbytes)
             try:
+                if self.url is not None:
+                    return _remote.write(self.url, save, nbytes)
                 save(self)
             except (IsADirectoryError, NotADirectoryError) as error:
                 is_inside = isinstance(error, NotADirectoryError) and os.path.basename(self)  # noqa: PTH119

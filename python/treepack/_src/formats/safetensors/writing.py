@@ -136,15 +136,18 @@ DEFAULT_SIZE = "5GB"
 def size_of(size: int | str) -> int:
     """Units are powers of 1000, as for huggingface_hub."""
     nbytes = 0
-    with contextlib.suppress(ValueError):
+    hint = ""
+    with contextlib.suppress(ValueError, TypeError):
         if not isinstance(size, str):
             nbytes = operator.index(size)
-        elif not size.strip().isdecimal():  # it lacks its unit
+        elif size.strip().isdecimal():
+            hint = f": add its unit, as in '{size.strip()}MB'"
+        else:
             nbytes = bytes_of(size)
     if nbytes <= 0:
         raise ValueError(
-            "max_shard_size must be a number of bytes, or a text with the unit B, KB, MB, GB or "
-            f"TB, such as '5GB' or '400B', got {size!r:.100}"
+            "max_shard_size must be an integer, the number of bytes, or a text with the unit B, "
+            f"KB, MB, GB or TB, such as '5GB' or '400B', got {size!r:.100}{hint}"
         )
     return nbytes
 
