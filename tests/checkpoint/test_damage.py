@@ -328,6 +328,25 @@ def test_a_file_that_is_cut_short_while_it_is_open(tmp_path: Path) -> None:
             array[100:900]
 
 
+@pytest.mark.parametrize("form", [True, "numbers"])
+def test_errors_of_damaged_blocks_have_a_cure(tmp_path: Path, form: Any) -> None:
+    path = tmp_path / "model"
+    rng = np.random.default_rng(0)
+    treepack.save(path, {str(it): rng.normal(size=2**17) for it in range(4)}, compress=form)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    for read in (treepack.load, treepack.digest):
+        with pytest.raises(treepack.errors.GzipCorruptionError) as caught:
+            read(path)
+        assert caught.value.__notes__ == [
+            "treepack: copy the file again, or its intact leaves with `treepack salvage`"
+        ]
+    with treepack.open(path, salvage=True) as file:
+        treepack.save(tmp_path / "rest", file)
+    assert 0 < len(treepack.load(tmp_path / "rest")) < 4
+
+
 @pytest.mark.parametrize("rows", [1, 3000])
 def test_all_reads_notice_that_a_file_was_overwritten(tmp_path: Path, rows: int) -> None:
     path = tmp_path / "model"

@@ -84,6 +84,8 @@ LAPSES: list[Row] = [
         "save('x', TREE['params'], format='safetensors', max_shard_size=int(5e9))"]),
     ("save('memory://bucket/', TREE)", r"choose a file in it; save\(..., sharded=True\)", [
         "save('memory://bucket/x', TREE)", "save('memory://bucket/', TREE, sharded=True)"]),
+    ("treepack.Series('run').save(9, args=TREE)", "pass it as state=$", [
+        "treepack.Series('run').save(9, state=TREE)"]),
     ("treepack.exists('model')", "use treepack.is_checkpoint$", [
         "treepack.is_checkpoint('model')"]),
     ("verify('model').valid", "use ok$", ["verify('model').ok"]),

@@ -111,7 +111,7 @@ _OPTIONS = [
         "keep_every_n_steps",
         "leave it out: save_checkpoint_multiprocess saves arrays of several processes",
     ),
-    _Option("tree target params pytree", "metrics", "pass it as state="),
+    _Option("tree target params pytree args", "metrics", "pass it as state="),
     _Option("step", "template", "load that step, as by treepack.load(run.path(step), template)"),
     _Option("mode", "salvage", "leave it out: open reads, and treepack.save writes"),
     _Option("format", "on_corrupt", "leave it out: the content tells the format"),

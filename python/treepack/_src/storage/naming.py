@@ -12,7 +12,7 @@ from typing import Any
 
 from treepack._src import formats
 from treepack._src.storage.urls import shown
-from treepack.errors import MissingPathError, TreepackError
+from treepack.errors import GzipCorruptionError, MissingPathError, TreepackError
 
 
 def _size_of(source: Any) -> str:
@@ -88,6 +88,8 @@ def _listed(folder: str, names: list[str]) -> str:
     return ", ".join(paths) + (", …" if len(names) > _MOST_LISTED else "")
 
 
+_CURE = "copy the file again, or its intact leaves with `treepack salvage`"
+
 # The maximum number of names in a message.
 _MOST_LISTED = 5
 
@@ -128,6 +130,8 @@ class naming:  # noqa: N801  # a context manager is written like a function
         if isinstance(error, TreepackError):
             if error.filename is None:
                 error.filename = name
+                if type(error) is GzipCorruptionError:
+                    error.add_note(f"treepack: {_CURE}")
         elif isinstance(error, OSError):
             if error.filename is None and error.errno is not None:
                 error.filename = name
