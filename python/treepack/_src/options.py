@@ -241,13 +241,13 @@ def float_dtype(dtype: Any) -> np.dtype[Any]:
         resolved_dtype = resolve(dtype.encode()) if isinstance(dtype, str) else np.dtype(dtype)
     if resolved_dtype is None or not is_float(resolved_dtype):
         text = f"{dtype!r:.100}" if resolved_dtype is None else resolved_dtype.name
-        near = _dtype_meant(dtype) if isinstance(dtype, str) else None
+        near = _near_dtype(dtype) if isinstance(dtype, str) else None
         hint = "" if near is None else f": is it {near!r}?"
         raise ValueError(f"dtype= must be a float dtype such as bfloat16, got {text}{hint}")
     return resolved_dtype
 
 
-def _dtype_meant(text: str) -> str | None:
+def _near_dtype(text: str) -> str | None:
     name = text.rpartition(".")[2].lower()
     name = _DTYPES.get(name, name)
     resolved_dtype = resolve(name.encode())

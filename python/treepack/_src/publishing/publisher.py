@@ -224,7 +224,7 @@ class Subscriber(Advising):
             cure = "push one by a Publisher of this directory, or call wait(), which waits for it"
             raise FileNotFoundError(
                 errno.ENOENT,
-                f"no version was published here yet: {self._versions.instead() or cure}",
+                f"no version was published here yet: {self._versions.other_content() or cure}",
                 str(self._versions),
             )
         return self._restored(held, head, template, options)
@@ -270,7 +270,7 @@ class Subscriber(Advising):
                     str(self._versions),
                 )
                 if head.data is None:
-                    cure = self._versions.instead() or "is it its path?"
+                    cure = self._versions.other_content() or "is it its path?"
                     error.add_note(f"treepack: no Publisher has pushed to this directory: {cure}")
                 raise error
             time.sleep(min(pause, left))

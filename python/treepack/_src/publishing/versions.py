@@ -103,7 +103,7 @@ class Versions:
         versions, data, mark = self._ledger.head(_versions)
         return Head(versions or (), data, mark)
 
-    def instead(self) -> str | None:
+    def other_content(self) -> str | None:
         """Describes the directory if it has other checkpoints in place of versions."""
         try:
             with open(self._ledger.path):

@@ -90,7 +90,7 @@ class Folder:
     def warn_of_others(self, caller: str) -> None:
         """Warns of checkpoints in a directory that has none of this prefix."""
         listing = self.listing()
-        if (text := _instead(listing.names())) is not None:
+        if (text := _other_content(listing.names())) is not None:
             warn(f"{self.path().shown} has no checkpoint of the prefix {self.begin!r}: {text}")
             return
         for name, cure in itertools.islice(listing.others(caller).items(), _MOST_OTHERS):
@@ -139,7 +139,7 @@ class Folder:
         return self.listing().numbered()
 
 
-def _instead(names: list[str]) -> str | None:
+def _other_content(names: list[str]) -> str | None:
     """Describes a directory, by its names, that is taken for that of a series."""
     if Names(names).are_sharded:
         return "it is a checkpoint itself: load it, or pass the directory above it"
