@@ -256,6 +256,11 @@ def test_directories_of_other_programs_stay(tmp_path: Path) -> None:
     assert not (tmp_path / "step_2").exists()
 
 
+def test_a_call_of_preemption_alone_warns(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"has no effect: write `with run\.preemption\(\):`"):
+        treepack.Series(tmp_path).preemption()
+
+
 def test_a_second_signal_does_not_end_the_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

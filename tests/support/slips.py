@@ -119,7 +119,7 @@ SLIPS: list[Row] = [
     ("treepack.Series('model').save(1, TREE)", "Series writes a directory: choose another name", [
         "treepack.Series('run5').save(1, TREE)"]),
     ("in_thread(treepack.Series('run').preemption().__enter__)", "only the main thread receives", [
-        "treepack.Series('run').preemption()"]),
+        "treepack.Series('run').preemption().__enter__()"]),
     ("open('model', mode='w')", "'mode': leave it out: open reads, and treepack.save writes$", [
         "open('model')", "save('x', TREE)"]),
     ("load('a.safetensors', format='safetensors')", "'format': leave it out", [

@@ -6,6 +6,7 @@ import functools
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 from treepack._src.elsewhere import Advising
@@ -371,8 +372,7 @@ class Series(Advising, lists="steps"):
             is_due |= preemption.number is not None
         return is_due
 
-    @contextlib.contextmanager
-    def preemption(self) -> Iterator[None]:
+    def preemption(self) -> AbstractContextManager[None]:
         """Saves once more before the program ends by SIGTERM.
 
         Within the block, SIGTERM makes `should_save` true. The next `save`, or else the end of the
@@ -399,6 +399,10 @@ class Series(Advising, lists="steps"):
           ...     print(error.code, run.steps())
           143 [0, 1000, 1201]
         """
+        return _Block("preemption", self._preemption())
+
+    @contextlib.contextmanager
+    def _preemption(self) -> Iterator[None]:
         preemption = self._meeting.listen()
         try:
             yield
@@ -484,6 +488,24 @@ class Series(Advising, lists="steps"):
             folder = self._checkpoints.folder.directory.shown
             there = f"there are {', '.join(map(str, steps))}" if steps else "there is none"
             raise TreepackError(f"no checkpoint of step {step} in {folder}: {there}")
+
+
+class _Block(AbstractContextManager[None]):
+    """Warns if no `with` statement has entered it."""
+
+    def __init__(self, name: str, inner: AbstractContextManager[None]):
+        self._name, self._inner, self._is_entered = name, inner, False
+
+    def __enter__(self) -> None:
+        self._is_entered = True
+        self._inner.__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._inner.__exit__(*error)
+
+    def __del__(self) -> None:
+        if not self._is_entered:
+            warn(f"{self._name}() has no effect: write `with run.{self._name}():` around the loop")
 
 
 def _links(unchanged: str, full_every: int | None, sharded: bool | None) -> bool:

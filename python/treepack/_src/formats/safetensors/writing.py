@@ -138,12 +138,13 @@ def size_of(size: int | str) -> int:
     nbytes = 0
     hint = ""
     with contextlib.suppress(ValueError, TypeError):
-        if not isinstance(size, str):
+        if isinstance(size, str):
+            if size.strip().isdecimal():
+                hint = f": add its unit, as in '{size.strip()}MB'"
+            else:
+                nbytes = bytes_of(size)
+        elif not isinstance(size, bool):
             nbytes = operator.index(size)
-        elif size.strip().isdecimal():
-            hint = f": add its unit, as in '{size.strip()}MB'"
-        else:
-            nbytes = bytes_of(size)
     if nbytes <= 0:
         raise ValueError(
             "max_shard_size must be an integer, the number of bytes, or a text with the unit B, "
