@@ -122,6 +122,19 @@ def test_rows_and_tensors_have_factors(block: Any, shape: Any) -> None:
     assert np.array_equal(array, file["w"].astype(np.float32) * factors)
 
 
+@pytest.mark.parametrize("shape", [(3, 2), (6, 1), (1, 3, 2), (6, 1, 1)])
+def test_factors_lie_as_their_blocks(shape: Any) -> None:
+    factors = np.arange(1, 7, dtype=np.float32).reshape(shape)
+    file = treepack.dumps({"w": np.ones((4, 6), np.int8), "s": factors})
+    rules: Any = {"t": ("w", "a b", {"scales": "s", "block": (2, 2)})}
+    if 3 in shape:  # as of transposed weights
+        with pytest.raises(TreepackError, match=r"blocks of \[2, 2\] in \[4, 6\] need \[2, 3\]"):
+            treepack.load(file, mapping=rules)
+    else:
+        found = treepack.load(file, mapping=rules)["t"]
+        assert found[::2, ::2].tolist() == [[1, 2, 3], [4, 5, 6]]
+
+
 def test_experts_in_one_tensor_have_factors() -> None:
     file = {"w": weights(np.int8, 3, 4, 6), "s": np.arange(12, dtype=np.float32).reshape(3, 2, 2)}
     array = opened(file, {"w": ("w", "e f m -> e m f", {"scales": "s", "block": (2, 3)})})["w"]

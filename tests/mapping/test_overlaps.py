@@ -148,6 +148,39 @@ def test_a_scale_does_not_overflow() -> None:
     assert found["x"].tolist() == [120000]
 
 
+@pytest.mark.parametrize(
+    ("weight", "factor", "options"),
+    [
+        (np.array([[448]], jax.numpy.float8_e4m3fn), 200, {"dtype": "float16"}),
+        (np.array([[448]], jax.numpy.float8_e4m3fn), 1e37, {}),
+        (np.array([[127]], np.int8), 1e37, {"dtype": "bfloat16"}),
+        (np.array([[448]], jax.numpy.float8_e4m3fn), None, {"scale": 2.0}),
+        (np.array([[3e38]], jax.numpy.bfloat16), None, {"scale": 2.0}),
+        (np.array([[3.4e38]], np.float32), None, {"scale": 1.0, "dtype": "bfloat16"}),
+        (np.array([[3.4e38]], np.float32), None, {"add": 3.4e38}),
+    ],
+)
+def test_factors_do_not_overflow(weight: Any, factor: float | None, options: Any) -> None:
+    tensors = {"w": weight} | ({} if factor is None else {"s": at(factor)})
+    options = options | ({} if factor is None else {"scales": "s", "block": (1, 1)})
+    with pytest.raises(TreepackError, match=r"at x: rule 'x'.*floats overflow"):
+        treepack.load(file_of(tensors), mapping={"x": ("w", "a b", options)})
+    if factor is None:
+        infinite = file_of({"w": np.full_like(weight, np.inf)})
+        loaded = treepack.load(infinite, mapping={"x": ("w", "a b", options)})["x"]
+        assert not np.isfinite(loaded).any()
+
+
+def test_a_template_of_small_floats_does_not_overflow() -> None:
+    path = file_of({"w": np.full((2, 2), 448, jax.numpy.float8_e4m3fn), "s": at(200)})
+    rules = {"x": ("w", "a b -> b a", {"scales": "s", "block": (2, 2)})}
+    template = {"x": jax.ShapeDtypeStruct((2, 2), np.float16)}
+    with pytest.raises(TreepackError, match="floats overflow float16: pass dtype='float32'"):
+        treepack.load(path, template, mapping=rules, cast=True)
+    with pytest.raises(TreepackError, match="computed in float32, found float64"):
+        treepack.load(file_of({"w": np.ones((1, 1)), "s": at(2)}), mapping=rules)
+
+
 def test_a_stack_of_a_cut_file_is_not_shorter() -> None:
     layers = {f"l.{number}": np.full(4000, number, np.float32) for number in range(3)}
     path = Path(file_of(layers))

@@ -134,16 +134,24 @@ def cast(
 def overflows(source: np.ndarray | np.generic, target: np.ndarray) -> int:
     if is_complex(target.dtype):
         return int(np.count_nonzero(np.isfinite(source) & ~np.isfinite(target)))
-    largest, bits = _largest(target.dtype)
-    if target.size == 0 or _largest(source.dtype)[0] <= largest:
-        return 0
-    size = target.itemsize
-    # Twenty times as fast as `isfinite` of ml_dtypes. "fnuz" has NaN in the place of -0.
-    positive, negative = target.view(f"i{size}").max(), target.view(f"u{size}").max()
-    may_fit = positive <= bits and negative <= bits | 1 << (8 * size - 1)
-    if may_fit and not target.dtype.name.endswith("fnuz"):
+    if largest(source.dtype) <= largest(target.dtype) or all_finite(target):
         return 0
     return int(np.count_nonzero(np.isfinite(source) & ~np.isfinite(target)))
+
+
+def all_finite(array: np.ndarray) -> bool:
+    """Returns whether all floats are finite, twenty times as fast as `isfinite` of ml_dtypes."""
+    if array.size == 0:
+        return True
+    bits, size = _largest(array.dtype)[1], array.itemsize
+    if array.dtype.name.endswith("fnuz"):  # NaN is in the place of -0
+        return bool(np.all(np.isfinite(array)))
+    positive, negative = array.view(f"i{size}").max(), array.view(f"u{size}").max()
+    return bool(positive <= bits and negative <= bits | 1 << (8 * size - 1))
+
+
+def largest(dtype: np.dtype) -> float:
+    return float(np.iinfo(dtype).max) if dtype.kind in "iu" else _largest(dtype)[0]
 
 
 @functools.cache

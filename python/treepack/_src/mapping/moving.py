@@ -130,7 +130,7 @@ class Step(NamedTuple):
             copy(elements, place, threads=threads)
             return
         if rule.scales is not None:
-            self._scale(elements, threads)
+            self._scale(elements, path, threads)
         elif rule.scale is not None or rule.add is not None:
             apply(elements, place, scale=rule.scale, add=rule.add, threads=threads)
             self._check(elements, path)
@@ -154,17 +154,24 @@ class Step(NamedTuple):
                     f"at {path}: {rule.text}: scale= rounds elements, so that a round trip would "
                     "not be equal: pass inexact=True in the options of the rule to allow it"
                 )
-        elif place.dtype == np.float16 and np.any(np.isfinite(elements) & ~np.isfinite(place)):
-            raise TreepackError(
-                f"at {path}: {rule.text}: floats overflow {place.dtype}: "
-                + (
-                    "cast the array to float32 before it is saved"
-                    if rule.there.is_file
-                    else "pass dtype='float32' in the options of the rule"
-                )
-            )
+        self._check_range(elements, place, 1, path)
 
-    def _scale(self, elements: np.ndarray, threads: int | None) -> None:
+    def _check_range(
+        self, elements: np.ndarray, result: np.ndarray, factor: float, path: str
+    ) -> None:
+        rule, dtype = self.made.rule, result.dtype
+        most = _dtypes.largest(elements.dtype) * factor * abs(rule.scale or 1) + abs(rule.add or 0)
+        if most <= _dtypes.largest(dtype) or _dtypes.all_finite(result):
+            return
+        if np.any(np.isfinite(elements) & ~np.isfinite(result)):
+            cure = "pass dtype='float32' in the options of the rule"
+            if rule.there.is_file:
+                cure = "cast the array to float32 before it is saved"
+            if dtype.itemsize > 2:
+                cure = "pass a smaller scale=, or correct the scales"
+            raise TreepackError(f"at {path}: {rule.text}: floats overflow {dtype}: {cure}")
+
+    def _scale(self, elements: np.ndarray, path: str, threads: int | None) -> None:
         rule, scales, place = self.made.rule, self.source.scales(), self.place
         assert scales is not None
         assert rule.block is not None
@@ -188,6 +195,9 @@ class Step(NamedTuple):
             start=start,
             threads=threads,
         )
+        sizes_of_factors = np.abs(scales.astype(np.float32))
+        factor = np.max(sizes_of_factors, where=np.isfinite(sizes_of_factors), initial=0)
+        self._check_range(elements.reshape(result.shape), result, float(factor), path)
         if direct is None:
             copy(result.reshape(place.shape), place, threads=threads)
 

@@ -388,7 +388,7 @@ class Planner:
                     f"the {rule.here.name} lacks {name}, the scales: change scales=, or leave it "
                     "out"
                 )
-            if math.prod(self._here[path].shape) != math.prod(expected):
+            if not _is_laid(self._here[path].shape, expected):
                 raise SizesError(
                     f"{path}, the scales, is {[*self._here[path].shape]}: blocks of "
                     f"{[*rule.block]} in {[*shape]} need {expected}: change block="
@@ -419,6 +419,12 @@ def _parts(rule: Rule, side: Side, axes: Sequence[str], sizes: Mapping[str, int]
         yield Part(groups, tuple(_cover(rule, side, name, number, sizes) for name in axes))
 
 
+def _is_laid(shape: Shape, expected: Sequence[int]) -> bool:
+    """Returns whether factors lie as expected, but for unit dimensions, or flat in that order."""
+    sizes = [size for size in shape if size != 1]
+    return sizes in ([size for size in expected if size != 1], [math.prod(expected)])
+
+
 def _check_scaled(rule: Rule, dtype: np.dtype[Any]) -> None:
     if rule.is_pointwise and (
         dtype.kind in "cbUSOmM" or "int4" in dtype.name or "int2" in dtype.name
@@ -426,8 +432,11 @@ def _check_scaled(rule: Rule, dtype: np.dtype[Any]) -> None:
         raise SizesError(
             f"scale=, add=, dtype= and scales= take numbers, found {dtype}: leave them out"
         )
-    if (rule.scale is not None or rule.add is not None) and dtype == np.float64:
-        raise SizesError("scale= and add= are computed in float32, found float64: cast it before")
+    is_computed = any(option is not None for option in (rule.scale, rule.add, rule.scales))
+    if is_computed and dtype == np.float64:
+        raise SizesError(
+            "scale=, add= and scales= are computed in float32, found float64: cast it before"
+        )
     is_whole = dtype.kind in "iu" and rule.dtype is None and rule.scales is None
     if rule.is_pointwise and is_whole:
         raise SizesError(f"scale= and add= of {dtype} need dtype=, such as 'float32'")
