@@ -347,6 +347,15 @@ def test_a_cut_file_keeps_the_leaves_whose_tensors_are_there(tmp_path: Path) -> 
         assert "w" not in opened
 
 
+def test_scalars_on_devices_are_stacked(tmp_path: Path) -> None:
+    mesh = jax.make_mesh((4,), ("x",))
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    scalars = [jax.device_put(jax.numpy.float32(at), everywhere) for at in range(3)]
+    treepack.save(tmp_path / "m.safetensors", {"s": scalars}, mapping={"s/{l}": ("s", "l -> ")})
+    with treepack.open(tmp_path / "m.safetensors") as file:
+        assert file["s"][:].tolist() == [0, 1, 2]
+
+
 def test_tied_leaves_are_one_tensor(tmp_path: Path) -> None:
     rules = {"embed": ("w", "v m"), "head": ("w", "v m -> m v")}
     table = np.arange(6.0).reshape(3, 2)

@@ -153,8 +153,8 @@ class _OnDevices:
         self, box: Sequence[range], target: np.ndarray, *, threads: int | None = None
     ) -> None:
         for starts, shard in self._shards:
-            within: list[slice] = []
-            places: list[slice] = []
+            within: list[Any] = []
+            places: list[Any] = []
             for part, start, size in zip(box, starts, shard.shape, strict=True):
                 inside, place = overlap(part, range(start, start + size))
                 within.append(slice(inside.start, inside.stop, inside.step))
@@ -165,5 +165,5 @@ class _OnDevices:
                     with _jax.explicit():
                         elements = np.asarray(shard[tuple(within)])
                 else:
-                    elements = view[tuple(within)]
-                copy(elements, target[tuple(places)], threads=threads)
+                    elements = view[(*within, ...)]
+                copy(elements, target[(*places, ...)], threads=threads)
