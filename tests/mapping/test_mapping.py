@@ -214,6 +214,42 @@ def test_ranges_on_both_sides_are_of_equal_positions() -> None:
     assert [loaded["odd"][at][0] for at in "012"] == [1, 3, 5]
 
 
+def test_a_range_tells_a_size(tmp_path: Path) -> None:
+    tree = {"k": np.arange(24, dtype=np.float32).reshape(12, 2)}
+    rules: Any = {"k": ("h.{l:1..4}.{e:0..2}.w", "a b -> (a l e) b")}
+    treepack.save(tmp_path / "m.safetensors", tree, mapping=rules)
+    with treepack.open(tmp_path / "m.safetensors") as file:
+        assert np.array_equal(file["h/3/1/w"], tree["k"].reshape(2, 3, 2, 2)[:, 2, 1])
+    assert np.array_equal(treepack.load(tmp_path / "m.safetensors", mapping=rules)["k"], tree["k"])
+    split: Any = {"l/{l:0..3}": ("k", "(a l) b -> a b")}
+    assert treepack.load(treepack.dumps(tree), mapping=split)["l"]["2"].shape == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("tree", "file", "axes"),
+    [
+        ("l/{l:0..4}", "h.{l:0..4}", "a -> a"),
+        ("l/{l:0..4}", "h.{l}", None),
+        ("l/{l}", "h.{l:0..4}", None),
+        ("l/{l:4..8}", "h.{l:0..4}", None),
+    ],
+)
+def test_a_range_of_both_paths_has_no_gap(
+    tree: str, file: str, axes: str | None, tmp_path: Path
+) -> None:
+    layers = {f"h.{at}": np.full(2, at, np.float32) for at in (0, 1, 3)}
+    rules: Any = {tree: file if axes is None else (file, axes)}
+    with pytest.raises(TreepackError, match=r"the file has no h.2: correct the range of l; rule"):
+        treepack.load(treepack.dumps(layers), mapping=rules)
+    first = 4 if "4.." in tree else 0
+    template = {"l": {str(first + 1): np.zeros(2, np.float32)}}
+    found = treepack.load(treepack.dumps(layers), template, mapping=rules)
+    assert found["l"][str(first + 1)].tolist() == [1, 1]
+    lacking = {"l": {str(first + at): np.zeros(2) for at in (0, 1, 3)}}
+    with pytest.raises(TreepackError, match=rf"the tree has no l/{first + 2}: correct the range"):
+        treepack.save(tmp_path / "m.safetensors", lacking, mapping=rules)
+
+
 def test_several_tensors_are_one_leaf_and_back(tmp_path: Path) -> None:
     file = {name: np.full((count, 3), count) for name, count in (("q", 8), ("k", 2), ("v", 2))}
     rules = {"qkv": (("q", "k", "v"), "n m -> m n", {"along": "n"})}

@@ -179,6 +179,7 @@ class Planner:
     def _renamed(self, rule: Rule) -> bool:
         [pattern], [other] = rule.here.patterns, rule.there.patterns
         is_used = False
+        found: list[dict[str, str]] = []
         for values, path, end in pattern.matches(self._names, above=True):
             shared = _translated(values, pattern, other)
             parts = _paths.parts(path)
@@ -186,10 +187,12 @@ class Planner:
             if shared is None or count is None:
                 continue
             is_used = True
+            found.append(values)
             if self._wanted is None and [*parts[count:]] == ["value"] and self._is_alone(path):
                 parts = parts[:count]  # a variable of nnx means its value
             new = self._path(rule.there, other, shared, *parts[count:])
             self._renames.append((rule, new, path))
+        self._note_gaps(rule, found)
         return is_used
 
     def _rename(self) -> None:
@@ -278,6 +281,7 @@ class Planner:
                         f"{group[number][numbers]} and {path} have the same number",
                     )
                 group[number][numbers] = path
+        self._note_gaps(rule, [dict(zip(shared, key, strict=True)) for key in groups])
         for key, group in groups.items():
             values = dict(zip(shared, key, strict=True))
             try:
@@ -297,9 +301,23 @@ class Planner:
             return  # the template has no such leaf
         same = _translated(values, rule.here.patterns[0], rule.there.patterns[0]) or values
         texts = {name: f"{{{name}}}" for name in rule.there.indices}
-        for number, pattern in enumerate(rule.there.patterns):
-            path = self._path(rule.there, pattern, {**texts, **same})
-            if number and self._there is not None and path not in self._there:
+        for pattern in rule.there.patterns:
+            paths = [self._path(rule.there, pattern, {**texts, **same})]
+            if self._wanted is not None and self._there is not None and paths[0] not in self._there:
+                found = pattern.matches(self._wanted)
+                paths = [path for theirs, path, _ in found if same.items() <= theirs.items()]
+            for path in paths:
+                fault = Fault(path, f"{text}; {rule.text}", is_unfit=is_unfit)
+                self._plan.faults.append(fault)
+
+    def _note_gaps(self, rule: Rule, found: Sequence[Mapping[str, str]]) -> None:
+        """Each number of a range of both sides needs a leaf, or a template that does without."""
+        [here, *_], [there, *_] = rule.here.patterns, rule.there.patterns
+        shared = [name for name in here.indices if name in there.indices]
+        for name in shared if found and self._wanted is None else ():
+            numbers = here.ranges.get(name) or there.ranges.get(name) or range(FAR)
+            present = {int(values[name]) for values in found if numbers.stop < FAR}
+            if not present or len(present) == len(numbers):
                 continue
             self._plan.faults.append(Fault(path, f"{text}; {rule.text}", is_unfit=is_unfit))
 
@@ -327,7 +345,10 @@ class Planner:
         wanted = [self._shape(rule, pattern, values, spread) for pattern in rule.there.patterns]
         counts = {name: len(domain) for name, domain in zip(stacked, domains, strict=True)}
         whole = expanded(rule, shapes[0])
-        sizes = solve_for(whole, Given(shapes, wanted, counts, self._sizes))
+        pattern = rule.there.patterns[0]
+        limits = {name: pattern.ranges[name] for name in spread if name in pattern.ranges}
+        limited = {name: len(limit) for name, limit in limits.items() if limit.stop < FAR}
+        sizes = solve_for(whole, Given(shapes, wanted, counts, self._sizes, limited))
         axes = [*dict.fromkeys((*whole.here.axes, *whole.there.axes))]
         parts = tuple(_parts(whole, whole.here, axes, sizes))
         counted = tuple((axes.index(name), count) for name, count in counts.items())

@@ -62,14 +62,22 @@ def part_of(axis: str, number: int) -> str:
 
 
 class Given(NamedTuple):
+    """What is known.
+
+    Attributes:
+      counts: The numbers of arrays here by their indices.
+      ranges: The numbers of arrays there by indices with a range, if nothing else tells them.
+    """
+
     here: Sequence[Shape]
     there: Sequence[Shape | None]
     counts: Mapping[str, int]
     sizes: Mapping[str, int | tuple[int, ...]]
+    ranges: Mapping[str, int]
 
 
 def solve(rule: Rule, given: Given) -> dict[str, int]:
-    here, there, counts, sizes = given
+    here, there, counts, sizes, ranges = given
     known = {**counts}
     wanted = {name for name in (*rule.here.axes, *rule.there.axes) if name not in rule.pad}
     for name in (*wanted, *rule.pad):
@@ -95,6 +103,10 @@ def solve(rule: Rule, given: Given) -> dict[str, int]:
     ours = _equations(rule, rule.here, here)
     theirs = _equations(rule, rule.there, there)
     _settle(ours, parts, rule.along, known)
+    for name, size in ranges.items():
+        if name not in known:
+            known[name] = size
+            _settle(ours, parts, rule.along, known)
     used = ours
     if not wanted <= known.keys():
         used = ours + theirs
