@@ -242,15 +242,57 @@ def test_one_error_lists_all_faults(tmp_path: Path) -> None:
         {"t": ("w", "(h d) m -> h d m"), "g": ("l.{l}.w", "a b -> l a b"), "u": ("v", "a")}
     )
     template = {"t": leaf(4, 2, 4), "g": leaf(4, 2, 3), "u": leaf(3), "new": leaf(1)}
-    with pytest.raises(TreepackError, match="does not fit 3 leaves") as raised:
+    template["s"] = leaf(3, 3)
+    with pytest.raises(TreepackError, match="does not fit 5 leaves") as raised:
         treepack.load(tmp_path / "saved", template, mapping=mapping)
     with pytest.raises(TreepackError) as checked:
         mapping.check(template, tmp_path / "saved")
     for path in "tgu":
         assert f"\n  {path}: " in str(raised.value)
         assert f"\n  {path}: " in str(checked.value)
-    assert "\n  new: the file has no such leaf" in str(checked.value)
-    assert "\n  s: no rule takes it" in str(checked.value)
+    for error in (raised, checked):
+        assert "\n  new: the file has no such leaf" in str(error.value)
+        assert "\n  s: the target has [3, 3], the file [2, 2]" in str(error.value)
+    assert "\n  k.0: no rule takes it" in str(checked.value)
+    options: list[dict[str, Any]] = [
+        {"missing": "target"},
+        {"mismatched": "target"},
+        {"strict": False},
+    ]
+    for option, path in zip(options, ["new", "s", "s"], strict=True):
+        with pytest.raises(TreepackError, match="does not fit") as raised:
+            treepack.load(tmp_path / "saved", template, mapping=mapping, **option)
+        assert f"\n  {path}: " not in str(raised.value)
+
+
+def test_a_mismatch_names_its_rule_and_both_shapes() -> None:
+    rules: Any = {"t": ("w", "a b -> b a")}
+    with pytest.raises(treepack.MismatchError) as raised:
+        treepack.load(treepack.dumps(FILE), {"t": leaf(6, 4)}, mapping=rules)
+    text = (
+        "t: the target has [6, 4], the rule makes [4, 6] of [6, 4]; rule 't': ('w', 'a b -> b a')"
+    )
+    assert text in str(raised.value)
+
+
+def test_a_selected_leaf_that_a_rule_cannot_make_is_the_error() -> None:
+    rules: Any = {"t": ("w", "(h d) m -> h d m"), "u": "s"}
+    with pytest.raises(TreepackError, match="t: the size of d is unknown"):
+        treepack.load(treepack.dumps(FILE), mapping=rules, select="t")
+    assert [*treepack.load(treepack.dumps(FILE), mapping=rules, select="u")] == ["u"]
+
+
+def test_a_size_that_the_template_does_not_tell_is_the_cause() -> None:
+    rules: Any = {"t": ("w", "(a c) b -> b (c a)")}
+    with pytest.raises(TreepackError, match="the size of a is unknown") as raised:
+        treepack.load(treepack.dumps(FILE), {"t": leaf(4, 6)}, mapping=rules)
+    assert "or a template" not in str(raised.value)
+    assert "other dimensions" not in str(raised.value)
+    spread: Any = {"t/{a}": ("w", "(a c d) b -> (d c) b")}
+    with pytest.raises(TreepackError, match="does not fit 2 leaves") as raised:
+        treepack.load(treepack.dumps(FILE), {"t": [leaf(3, 4)] * 2}, mapping=spread)
+    assert "t/1: the size of a is unknown" in str(raised.value)
+    assert "has no w" not in str(raised.value)
 
 
 def test_a_save_names_rules_without_a_leaf(tmp_path: Path) -> None:
@@ -307,7 +349,7 @@ def test_a_save_names_rules_without_a_leaf(tmp_path: Path) -> None:
         ),
         (
             treepack.Mapping({"t": ("w", "(h d) m -> h d m")}, h=4),
-            "which h = 4 does not divide: change the axes or the keywords",
+            "which h = 4 does not divide; change the axes or the keywords",
             treepack.Mapping({"t": ("w", "(h d) m -> h d m")}, h=3),
         ),
         (

@@ -134,7 +134,7 @@ def load_part(
         warn(f"{place.reader.name} has no intact leaf to load, so {stays}")
     if isinstance(place.reader, MappedReader):
         choice = choice._replace(
-            selector=_fitting(place.reader, target, choice.selector, selection)
+            selector=_fitting(place.reader, target, choice.selector, selection, reading)
         )
         if target is None:
             place.reader.check_has_no_code(place.parts, choice.selector.selects)
@@ -190,7 +190,7 @@ def load_part(
 
 
 def _fitting(
-    reader: MappedReader, target: Any, selector: Selector, selection: Selection
+    reader: MappedReader, target: Any, selector: Selector, selection: Selection, reading: Reading
 ) -> Selector:
     plan = reader.plan
     lacks = selection.missing == "error"
@@ -200,7 +200,9 @@ def _fitting(
     ]
     faults = [fault for fault in faults if fault.path not in unfit]
     if not all(fault.is_missing for fault in faults):
-        raise Fault.error(faults)
+        compares = bool(reading.strict) and selection.mismatched == "error"
+        others = [it for it in reader.unlike() if (lacks if it.is_missing else compares)]
+        raise Fault.error(faults + [it for it in others if selector.selects(it.path)])
     if selection.missing == "target":  # otherwise the leaves are a mismatch
         if reason := reader.unmatched():
             raise TreepackError(reason)
@@ -318,14 +320,19 @@ def _choose(place: Place, target: Any, selection: Selection, reading: Reading) -
     catalog = place.catalog
     selector = Selector(selection.select)
     marks = selector.mark(catalog, place.value)
+    unmade: list[str] = []  # an error about them follows
+    if isinstance(place.reader, MappedReader):
+        unmade = [fault.path for fault in place.reader.plan.faults if not fault.is_missing]
     if selection.exclude is not None or (marks is not None and marks.unmatched):
         there = [*dict(PathBudget().all(catalog.ends(place.value)))]
         ours = [] if target is None else [_paths.text(leaf) for leaf, _ in leaves_of(target, ())]
+        there += unmade
         if isinstance(place.reader, MappedReader) and marks is not None:
             place.reader.check_names(selector.patterns[at] for at in marks.unmatched)
         selector = compiled(selection.select, "file", there, selection.exclude, ours)
         marks = selector.mark(catalog, place.value)
-    if target is None and marks is not None and not marks.values:
+    is_empty_part = marks is not None and not marks.values
+    if target is None and is_empty_part and not any(map(selector.selects, unmade)):
         warn(nothing_left("file", dict(PathBudget().all(catalog.ends(place.value)))))
     if type(target) is dict and selection.missing == "error" and selection.unexpected is None:
         _check_begins(selector.patterns, target)

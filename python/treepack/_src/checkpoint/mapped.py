@@ -126,20 +126,7 @@ class Mapping(RuleSet):
         source = Address.or_data(source)
         with naming(source), contextlib.closing(open_reader(source)) as reader:
             mapped = MappedReader(Place(reader, 0, []), self, Leaf.by_path(target))
-            there, faults = mapped.there or {}, [*mapped.plan.faults]
-            known = {*mapped.outcome, *(fault.path for fault in faults)}
-            lost = [path for path in there if path not in known | mapped.left_out()]
-            faults += [Fault(path, "the file has no such leaf") for path in lost]
-            for path, made in mapped.plan.made.items():
-                shape = made.assembly.result.shape
-                if path in there and there[path].shape != shape:
-                    text = f"the target has {[*there[path].shape]}, the rule makes {[*shape]}"
-                    faults.append(Fault(path, f"{text}; {made.rule.text}"))
-            for path in there.keys() & mapped.plan.same.keys():
-                saved = mapped.shape_of(mapped.plan.same[path])
-                if saved is not None and there[path].shape != saved:
-                    text = f"the target has {[*there[path].shape]}, the file {[*saved]}"
-                    faults.append(Fault(path, text))
+            there, faults = mapped.there or {}, [*mapped.plan.faults, *mapped.unlike()]
             unused = []
             if self.rest != "skip":
                 unused = [new for new in mapped.plan.same if new not in there]
@@ -290,10 +277,6 @@ class MappedReader(Reader):
             if {*node[name]} == {str(number) for number in range(len(node[name]))}:
                 node[name] = [node[name][str(number)] for number in range(len(node[name]))]
 
-    def shape_of(self, path: str) -> tuple[int, ...] | None:
-        leaf = self._leaf_of(self._values[path])
-        return None if leaf.dtype is None else leaf.shape
-
     def _leaf_of(self, value: int) -> Leaf:
         catalog = self._place.catalog
         if catalog.children(value) is not None:
@@ -440,12 +423,14 @@ class MappedReader(Reader):
         return type(self)(place, self._mapping, self.there)
 
     def lacks(self) -> dict[str, str]:
+        """Returns, by path, why leaves are missing or have another shape."""
         missing = [fault for fault in self.plan.faults if fault.is_missing]
         lacks = {fault.path: fault.text for fault in missing}
         for rule in self.plan.unused[:1] if missing else ():
             near = rule.near(self._values, self.there)
             lacks |= {it.path: it.text + near for it in missing if it.text.endswith(rule.text)}
-        return lacks
+        made = (fault for fault in self.unlike() if fault.path in self.plan.made)
+        return {fault.path: fault.text for fault in made} | lacks
 
     def unmatched(self) -> str:
         if self.plan.ruled or not self.plan.unused:
@@ -484,6 +469,26 @@ class MappedReader(Reader):
         )
         code = old & {_paths.text(parts) for parts, leaf in leaves_of(plain, ()) if leaf is None}
         return [new for new, path in self.plan.same.items() if path in code]
+
+    def unlike(self) -> Iterator[Fault]:
+        """Yields the leaves of the template that no rule makes, or in another shape."""
+        plan, made = self.plan, self.plan.made
+        known = {*self.outcome, *(fault.path for fault in plan.faults), *self.left_out()}
+        for path, wanted in (self.there or {}).items():
+            if path in made and made[path].assembly.result.shape != wanted.shape:
+                one = made[path]
+                text = (
+                    f"the target has {[*wanted.shape]}, the rule makes "
+                    f"{[*one.assembly.result.shape]} of {[*one.assembly.parts[0].shape]}"
+                )
+                yield Fault(path, f"{text}; {one.rule.text}", is_unfit=True)
+            elif path in plan.same and path not in made:
+                saved = self._leaf_of(self._values[plan.same[path]])
+                if saved.dtype is not None and saved.shape != wanted.shape:
+                    text = f"the target has {[*wanted.shape]}, the file {[*saved.shape]}"
+                    yield Fault(path, text, is_unfit=True)
+            elif path not in known:
+                yield Fault(path, "the file has no such leaf", is_missing=True)
 
     def unfit(self) -> set[str]:
         return {fault.path for fault in self.plan.faults if fault.is_unfit} & {*(self.there or ())}

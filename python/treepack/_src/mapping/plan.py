@@ -319,7 +319,13 @@ class Planner:
             present = {int(values[name]) for values in found if numbers.stop < FAR}
             if not present or len(present) == len(numbers):
                 continue
-            self._plan.faults.append(Fault(path, f"{text}; {rule.text}", is_unfit=is_unfit))
+            lacking = next(number for number in numbers if number not in present)
+            texts = {each: f"{{{each}}}" for each in (*here.indices, *there.indices)}
+            values = {**texts, name: str(lacking)}
+            same = _translated({name: str(lacking)}, here, there) or values
+            text = f"{_place(rule.here)} has no {here.fill(values)}: correct the range of {name}"
+            path = self._path(rule.there, there, {**texts, **same})
+            self._plan.faults.append(Fault(path, f"{text}; {rule.text}"))
 
     def _made(
         self,

@@ -10,6 +10,8 @@ from treepack._src.mapping.rules import Rule, Side
 
 Shape = tuple[int, ...]
 
+_CHANGE = "change the axes or the keywords"
+
 
 class SizesError(ValueError):
     """The sizes of axes disagree, or are unknown."""
@@ -116,7 +118,7 @@ def solve(rule: Rule, given: Given) -> dict[str, int]:
             raise SizesError(
                 f"{shown((group,))} is {size} in {where}, but "
                 f"{' x '.join(str(known[axis]) for axis in axes) or 1} by the other sizes: "
-                f"{_texts(axes, known)}; change the axes or the keywords"
+                f"{_texts(axes, known)}; {_CHANGE}"
             )
     if rule.along is not None and {rule.along, *parts} <= known.keys():
         total = sum(known[part] for part in parts)
@@ -136,7 +138,7 @@ def solve(rule: Rule, given: Given) -> dict[str, int]:
         remedy = f"it as a keyword, as in treepack.Mapping(rules, {example})"
         if is_part and known.get(axis, len(parts)) == len(parts):
             remedy += f", or leave {axis} out of the side with {len(parts)} arrays, if each is one"
-        if rule.here.is_file:
+        if rule.here.is_file and all(shape is None for shape in there):
             remedy += ", or a template to treepack.load"
         raise UnknownSizeError(axis, example, remedy)
     return known
@@ -156,11 +158,16 @@ def solve_for(rule: Rule, given: Given) -> dict[str, int]:
         try:
             return solve(rule, given._replace(there=[None] * len(given.there)))
         except UnknownSizeError as alone:
-            text, several = str(error), rule.there.patterns
+            text, several = str(error).removesuffix(f"; {_CHANGE}"), rule.there.patterns
             remedy = (
                 "pass the sizes of the file as keywords, as in "
                 f"treepack.Mapping(rules, {alone.keyword})"
             )
+            is_other = any(
+                it is not None and len(it) != len(rule.there.groups) for it in given.there
+            )
+            if isinstance(error, UnknownSizeError) and not is_other:
+                raise error from None
             if isinstance(error, UnknownSizeError):
                 axes = repr(shown(rule.there.groups))
                 text = f"{axes} has other dimensions than {[*shape]}"
@@ -208,7 +215,7 @@ def _settle(
                 others = [axis for axis in axes if axis in known]
                 raise SizesError(
                     f"{shown((group,))} is {size} in {where}, which {_texts(others, known)} does "
-                    "not divide: change the axes or the keywords"
+                    "not divide; change the axes or the keywords"
                 )
             known[unknown[0]] = size // rest
         if along is None:
