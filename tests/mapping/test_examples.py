@@ -343,6 +343,8 @@ def deepseek_v3() -> Model:
         model.layers(f"norms/{at}", norm, (width,), numbers=every)
     mlp = "model.layers.{l}.mlp."
     model.layers("moe/router", mlp + "gate.weight", (EXPERTS, width), transposed, with_experts)
+    bias = mlp + "gate.e_score_correction_bias"
+    model.layers("moe/router_bias", bias, (EXPERTS,), numbers=with_experts)
     for kind, shape in (("gate", (140, width)), ("up", (140, width)), ("down", (width, 140))):
         proj = kind + "_proj"
         add(f"dense/{kind}", mlp + proj, shape, transposed, range(3))
