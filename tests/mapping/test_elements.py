@@ -135,6 +135,16 @@ def test_factors_lie_as_their_blocks(shape: Any) -> None:
         assert found[::2, ::2].tolist() == [[1, 2, 3], [4, 5, 6]]
 
 
+def test_numbers_may_be_of_numpy() -> None:
+    file = treepack.dumps({"w": np.ones((4, 6), np.int8), "s": np.full((2, 3), 3, np.float32)})
+    options: Any = {"scale": np.float32(2), "add": np.int64(1), "pad": {"h": np.int64(3)}}
+    options |= {"scales": "s", "block": (np.int32(2), np.int64(2))}
+    mapping = treepack.Mapping({"t": ("w", "(h d) m -> h d m", options)}, d=np.int64(2))
+    assert treepack.load(file, mapping=mapping)["t"].tolist() == [[[7] * 6] * 2] * 2 + [
+        [[0] * 6] * 2
+    ]
+
+
 def test_experts_in_one_tensor_have_factors() -> None:
     file = {"w": weights(np.int8, 3, 4, 6), "s": np.arange(12, dtype=np.float32).reshape(3, 2, 2)}
     array = opened(file, {"w": ("w", "e f m -> e m f", {"scales": "s", "block": (2, 3)})})["w"]

@@ -282,7 +282,8 @@ def _options(options: Mapping[Any, Any]) -> dict[str, Any]:
             raise ValueError(f"{name!r} is no option of a rule: they are {', '.join(OPTIONS)}")
     given = {name: value for name, value in options.items() if value is not None}
     for name, value in given.items():
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        number = isinstance(value, (int, float, np.integer, np.floating))
+        is_number = number and not isinstance(value, bool)
         is_right = {
             "along": isinstance(value, str),
             "pad": isinstance(value, Mapping) and all(map(_is_size, value.values())),
@@ -301,12 +302,15 @@ def _options(options: Mapping[Any, Any]) -> dict[str, Any]:
     if "scales" in given:
         given["scales"] = Pattern(given["scales"])
     if "block" in given:
-        given["block"] = tuple(given["block"])
-    return given
+        given["block"] = tuple(map(int, given["block"]))
+    if "pad" in given:
+        given["pad"] = {name: int(size) for name, size in given["pad"].items()}
+    return given | {name: float(given[name]) for name in ("scale", "add") if name in given}
 
 
 def _is_size(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    return is_whole and int(value) > 0
 
 
 def _dtype(value: Any) -> np.dtype[Any]:
@@ -354,4 +358,7 @@ def sizes_of(sizes: Mapping[str, Any], rules: Collection[Rule]) -> dict[str, Any
                 f"no rule has an axis {name}: leave {name}= out; the axes are "
                 f"{', '.join(sorted(axes - {REST})) or 'none'}"
             )
-    return dict(sizes)
+    return {
+        name: tuple(map(int, size)) if isinstance(size, tuple) else int(size)
+        for name, size in sizes.items()
+    }
