@@ -141,6 +141,7 @@ FILE = {
     "z.0": np.zeros(2),
     "z.00": np.zeros(2),
     "empty": np.zeros((10**8, 0)),
+    "large": np.array([4097]),
 }
 
 
@@ -214,6 +215,16 @@ def leaf(*shape: int) -> np.ndarray:
             {"t": ("k.0", "a", {"scales": "s", "block": (1, 1)})},
             None,
             r"needs two dimensions, found \[2\]",
+        ),
+        (
+            {"t": ("w", "a b", {"scales": "n", "block": (6, 4)})},
+            None,
+            "n, the scales, is not an array: save np.asarray of it",
+        ),
+        (
+            {"t": ("large", "a", {"dtype": "float16"})},
+            None,
+            "do not fit into float16: leave dtype= out of the options; rule 't'",
         ),
         ({".": "w", "t": "s"}, None, "rule gives the path of .* to another leaf"),
         ({"t": "w", "t/u": "s"}, None, "cannot place t/u: its parent is a leaf"),

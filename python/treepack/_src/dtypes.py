@@ -107,6 +107,7 @@ def cast(
     *,
     overflow: bool = False,
     remedy: str = OVERFLOW_REMEDY,
+    of_integers: str | None = None,
 ) -> None:
     """Casts floats or integers into an array of the same kind, or a part of one.
 
@@ -126,8 +127,8 @@ def cast(
     again = target.astype(source.dtype)
     if np.any(again != source) or np.any(np.less(target, 0) != np.less(source, 0)):
         raise TreepackError(
-            f"at {path}: integers of {source.dtype.name} do not fit into {target.dtype.name}: use "
-            f"a template of {source.dtype.name}"
+            f"at {path}: integers of {source.dtype.name} do not fit into {target.dtype.name}: "
+            f"{of_integers or f'use a template of {source.dtype.name}'}"
         )
 
 

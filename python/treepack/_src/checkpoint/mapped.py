@@ -211,7 +211,8 @@ class MappedReader(Reader):
                 warn(self.plan.lacks("file", self._values))
         self.outcome: dict[str, Made | str] = {**self.plan.same, **self.plan.made}
         for path, tie in self.plan.ties:
-            check_equal(path, self._elements(self.outcome[path]), self._elements(tie))
+            one = self.outcome[path]
+            check_equal(path, Made.names(one, tie), self._elements(one), self._elements(tie))
         tree: dict[str, Any] = {}
         for path, made in [*self.outcome.items()]:
             leaf = self._stand_in(path, made, here)

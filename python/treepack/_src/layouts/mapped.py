@@ -50,7 +50,7 @@ def mapped_leaves(tree: Any, mapping: Any, *, snapshot: bool) -> Leaves:
             leaf = _Tensor(new, old, leaf.shape, leaf.dtype, ties[new], held)
         else:
             for tie in ties.get(new, ()):
-                check_equal(new, leaf, held.read(tie, new))
+                check_equal(new, Made.names(old, tie), leaf, held.read(tie, new))
         mapped.append((tuple(_paths.parts(new)), leaf))
     for new, made in plan.made.items():
         shape = made.assembly.result.shape
@@ -108,7 +108,8 @@ class _Tensor(ComputedWhole):
     def _make(self) -> np.ndarray:
         tensor = np.asarray(self._sources.read(self._tensor, self._path))
         for tie in self._ties:
-            check_equal(self._path, tensor, self._sources.read(tie, self._path))
+            names = Made.names(self._tensor, tie)
+            check_equal(self._path, names, tensor, self._sources.read(tie, self._path))
         return tensor.reshape(-1)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,8 +33,11 @@ class Leaf(NamedTuple):
         return {_paths.text(parts): Leaf.of(leaf) for parts, leaf in leaves_of(target, ())}
 
 
-def check_equal(path: str, one: Any, other: Any) -> None:
-    """Raises a TreepackError if two leaves of a tree, which are one in the file, differ."""
+def check_equal(path: str, names: Sequence[str], one: Any, other: Any) -> None:
+    """Raises a TreepackError if two leaves of a tree, which are one in the file, differ.
+
+    `names` are the paths of their parts in the tree.
+    """
     keys = [Key.of(leaf) for leaf in (one, other)]
     arrays = [
         np.asarray(leaf) if key is None else key.on_host()
@@ -45,6 +49,7 @@ def check_equal(path: str, one: Any, other: Any) -> None:
     ]
     if kinds[0] != kinds[1] or arrays[0].tobytes() != arrays[1].tobytes():
         raise TreepackError(
-            f"two leaves of the tree are {printable(path)} in the file, and differ: tie them, or "
-            "give each a path of its own in mapping="
+            f"two leaves of the tree, {' and '.join(map(printable, names))}, are "
+            f"{printable(path)} in the file, and differ: tie them, or give each a path of its own "
+            "in mapping="
         )

@@ -52,6 +52,11 @@ class Made(NamedTuple):
         options = rule.scale, rule.add, rule.dtype, rule.block, tuple(rule.pad.items())
         return self.assembly, options, self.scales
 
+    @staticmethod
+    def names(*some: Made | str) -> list[str]:
+        """Returns a path of each here."""
+        return [it if isinstance(it, str) else it.assembly.paths[0] for it in some]
+
     def fill(
         self,
         source: Callable[[int], Source],
@@ -139,7 +144,13 @@ class Step(NamedTuple):
             remedy = (
                 "or leave dtype= out of the rule: load(dtype=..., cast='overflow'), or a template"
             )
-            _dtypes.cast(elements, result, path, remedy=f"{remedy} and cast='overflow', allow it")
+            _dtypes.cast(
+                elements,
+                result,
+                path,
+                remedy=f"{remedy} and cast='overflow', allow it",
+                of_integers=f"leave dtype= out of the options; {rule.text}",
+            )
             if result is not place:
                 copy(result, place, threads=threads)
 

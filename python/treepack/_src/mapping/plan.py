@@ -410,7 +410,9 @@ class Planner:
         for numbers in combinations:
             name = rule.scales.fill({**shared, **_texts(stacked, numbers)})
             path = self._names.find(name)
-            if path is None or self._here[path].dtype is None:
+            if path is not None and self._here[path].dtype is None:
+                raise SizesError(f"{path}, the scales, is not an array: save np.asarray of it")
+            if path is None:
                 raise SizesError(
                     f"the {rule.here.name} lacks {name}, the scales: change scales=, or leave it "
                     "out"
