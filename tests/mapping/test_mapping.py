@@ -424,3 +424,12 @@ def test_a_mapped_file_is_pickled(tmp_path: Path) -> None:
     assert again.metadata == {"step": 3}
     assert np.array_equal(again["head"], file["head"])
     assert np.array_equal(pickle.loads(pickle.dumps(file["layers/up"])), file["layers/up"])
+
+
+def test_a_mapping_describes_itself() -> None:
+    one = treepack.Mapping({"a": "b"})
+    assert repr(one) == "treepack.Mapping(1 rule)"
+    assert repr(treepack.Mapping({"a": "b", "c": "d"}).inverse()) == (
+        "treepack.Mapping(2 rules, inverse)"
+    )
+    assert repr(treepack.Mapping(lambda path: path)) == "treepack.Mapping(a function)"

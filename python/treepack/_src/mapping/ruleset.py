@@ -47,10 +47,12 @@ class RuleSet(Hinting):
         return self._function is not None
 
     def __repr__(self) -> str:
-        count = "a function" if self.is_function else f"{len(self._rules)} rules"
+        count = "a function" if self.is_function else f"{len(self._rules)} rule"
+        count += "s" * (not self.is_function and len(self._rules) != 1)
         return f"treepack.Mapping({count}{', inverse' * self._is_inverse})"
 
     def inverse(self) -> Self:
+        """Returns the mapping from trees to files; a ValueError if a rule has no exact inverse."""
         inverse = object.__new__(type(self))
         inverse.__dict__.update(self.__dict__)
         inverse._is_inverse = not self._is_inverse
