@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import treepack
 from treepack import TreepackError
-from treepack._src.mapping import moving
+from treepack._src.mapping import moving, pointwise
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -188,3 +188,18 @@ def test_many_scaled_layers_are_the_same_on_several_threads(axes: str) -> None:
     for threads in (1, 3):
         found = treepack.load(treepack.dumps(file), mapping=rules, threads=threads)["x"]
         assert np.array_equal(found, expected)
+
+
+def test_a_load_takes_the_threads_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[int | None] = []
+
+    def apply(*args: Any, threads: int | None = None, **options: Any) -> None:
+        given.append(threads)
+        pointwise.apply(*args, threads=threads, **options)
+
+    monkeypatch.setattr(moving, "apply", apply)
+    file = treepack.dumps({"w": np.ones((4, 6), np.float32)})
+    rules: Any = {"t": ("w", "a b -> b a", {"scale": 2.0})}
+    for threads in (1, 2, None):
+        treepack.load(file, mapping=rules, threads=threads)
+    assert given == [1, 2, None]

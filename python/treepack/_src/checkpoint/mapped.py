@@ -154,10 +154,15 @@ class MappedArray(BoxedArray):
         reader: Any = self.reader
         return reader.source(self._made, number)  # type: ignore[no-any-return]
 
-    def _read(self, box: Sequence[range]) -> np.ndarray:
+    def _read(self, box: Sequence[range], threads: int | None = None) -> np.ndarray:
         elements = aligned(tuple(map(len, box)), self.dtype)
-        self.read_to(box, elements)
+        self.read_to(box, elements, threads=threads)
         return elements
+
+    def whole(self, copy: bool | None, threads: int | None) -> np.ndarray:
+        if copy is False:
+            return self._read_all(copy)
+        return self._read([range(size) for size in self.shape], threads)
 
     def read_to(
         self, box: Sequence[range], target: np.ndarray, *, threads: int | None = None
@@ -359,7 +364,10 @@ class MappedReader(Reader):
             if waits(parts[len(place.parts) :]):
                 return lazy.setdefault(tie, saved)
             if tie not in loaded:
-                loaded[tie] = saved.__array__(copy=reading.copy)
+                if isinstance(saved, MappedArray):
+                    loaded[tie] = saved.whole(reading.copy, reading.threads)
+                else:
+                    loaded[tie] = saved.__array__(copy=reading.copy)
             return loaded[tie]
 
         def ahead() -> Iterator[RemoteRange]:
