@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from typing import Any
 
@@ -57,6 +58,24 @@ def test_devices_share_the_bytes_that_they_read(
     array = treepack.load(url, template, mapping=RULES, cast=True)["q"]
     assert np.array_equal(np.asarray(array).max((1, 2, 3)), range(4))
     assert sum(read) - before <= 1.02 * NBYTES + headers
+
+
+@pytest.mark.parametrize("url", ["model.safetensors", "model.treepack"], indirect=True)
+def test_a_file_object_is_read_in_order(url: str) -> None:
+    class Counted(io.BytesIO):
+        count = 0
+
+        def read(self, size: int | None = -1, /) -> bytes:
+            data = super().read(size)
+            self.count += len(data)
+            return data
+
+    file = Counted(MemoryFileSystem().cat_file(url))
+    where = NamedSharding(jax.make_mesh((4,), ("x",)), PartitionSpec("x"))
+    template = {"q": jax.ShapeDtypeStruct(SHAPE, np.float32, sharding=where)}
+    array = treepack.load(file, template, mapping=RULES)["q"]
+    assert np.array_equal(np.asarray(array).max((1, 2, 3)), range(4))
+    assert file.count <= 2 * NBYTES
 
 
 @pytest.mark.parametrize("url", ["hub"], indirect=True)

@@ -60,6 +60,7 @@ class Reader:
     Attributes:
       base: The base of a patch that the caller passed.
       format: The format in words; `None` for treepack's and flax's.
+      is_file_object: Whether each read calls a file object of the caller.
       may_change: Whether the source is memory that other code may change.
       inflated: The number of bytes decompressed from gzip.
       linked: The sizes of files that an earlier step of a run wrote, by name.
@@ -81,6 +82,7 @@ class Reader:
     is_mapped = False
     bytes_after = _AHEAD_BYTES
     base: Any = None
+    is_file_object = False
 
     def __init__(self, source: Openable, opened: Opened, *, salvage: bool = False, **options: Any):
         is_path = isinstance(source, Address)
@@ -95,6 +97,7 @@ class Reader:
         self._nbytes = opened.nbytes
         self._blocks = opened.blocks
         self.is_local: bool = opened.blocks is None or hasattr(source, "read")
+        self.is_file_object = self.is_local and opened.blocks is not None
         self._content = None if self.is_local else opened.content
         self._damage = opened.damage
         self.is_patch = opened.is_patch
@@ -547,7 +550,7 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
         return self.ranges(bounds_of([range(*part.indices(size)) for part, size in sizes]))
 
     def view(self) -> np.ndarray | None:
-        if not self.reader.is_local:
+        if not self.reader.is_local or self.reader.is_file_object:
             return None
         try:
             return self.reader.catalog.read(self.number, copy=False, threads=None)  # type: ignore[no-any-return]
