@@ -250,6 +250,12 @@ def test_a_range_of_both_paths_has_no_gap(
         treepack.save(tmp_path / "m.safetensors", lacking, mapping=rules)
 
 
+def test_a_gap_in_the_tree_is_no_gap_in_the_file(tmp_path: Path) -> None:
+    lacking = {"l": {"0": np.zeros(2), "2": np.zeros(2)}}
+    with pytest.raises(TreepackError, match=r"the tree has no l = 1, .* is the tree whole\?"):
+        treepack.save(tmp_path / "m.safetensors", lacking, mapping={"l/{l}": ("w", "l m -> m")})
+
+
 def test_several_tensors_are_one_leaf_and_back(tmp_path: Path) -> None:
     file = {name: np.full((count, 3), count) for name, count in (("q", 8), ("k", 2), ("v", 2))}
     rules = {"qkv": (("q", "k", "v"), "n m -> m n", {"along": "n"})}

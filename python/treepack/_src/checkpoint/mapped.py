@@ -74,12 +74,13 @@ class Mapping(RuleSet):
     * `pad`: the sizes of axes of the tree that are longer, filled with zeros: `{"v": 1024}`. `save`
       leaves out the indices beyond the file's size, a keyword.
     * `scale`, `add`: a factor and then a sum, computed in float32.
-    * `dtype`: the dtype of the result: float32, bfloat16 or float16. Floats that overflow are an
-      error.
+    * `dtype`: the dtype of the result: float32, bfloat16 or float16.
     * `scales`, `block`: the path of factors in the file for blocks of the last two dimensions, as
       of float8 weights. The result has `dtype`, or that of the template, or float32. For rows, a
       block is `(1, columns)`.
     * `inexact`: allows `save` to round, where `scale` or `add` require it.
+
+    With these options, floats that overflow are an error.
 
     Args:
       rules: The rules by paths of the tree, or tuples of them; or a function that returns the rule

@@ -535,7 +535,7 @@ def _domain(
         present = {each[at] for members in group for each in members}
         lacking = next(number for number in numbers if number not in present)
         first, last = min(present), max(present)
-        cure = "is the file whole? Indices have no gaps"
+        cure = f"is {_place(rule.here)} whole? Indices have no gaps"
         if len(present) == last - first + 1:
             stop = "" if numbers.stop > last and lacking < first else last + 1
             cure = f"if it has no more, pass the range {{{name}:{first}..{stop}}}"
