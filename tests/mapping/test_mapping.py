@@ -250,6 +250,20 @@ def test_a_range_of_both_paths_has_no_gap(
         treepack.save(tmp_path / "m.safetensors", lacking, mapping=rules)
 
 
+def test_no_layers(tmp_path: Path) -> None:
+    path, rules = tmp_path / "m.safetensors", {"k": ("h.{l}", "a -> l a"), "x": "x"}
+    tree = {"k": np.zeros((0, 2), np.float32), "x": np.zeros(1, np.float32)}
+    with pytest.raises(TreepackError, match=r"k is \[0, 2\], where l is 0, .* with exclude="):
+        treepack.save(path, tree, mapping=rules)
+    with pytest.warns(UserWarning, match="the tree has no leaf for rule 'k'"):
+        treepack.save(path, tree, mapping=rules, exclude="k")
+    assert_equal(treepack.load(path), {"x": tree["x"]})
+    split = {"l/{l}": ("k", "l a -> a")}
+    assert_equal(treepack.load(treepack.dumps(tree), mapping=split), {"x": tree["x"]})
+    target = {"l": [], "x": tree["x"]}
+    assert_equal(treepack.load(treepack.dumps(tree), target, mapping=split), target)
+
+
 def test_a_gap_in_the_tree_is_no_gap_in_the_file(tmp_path: Path) -> None:
     lacking = {"l": {"0": np.zeros(2), "2": np.zeros(2)}}
     with pytest.raises(TreepackError, match=r"the tree has no l = 1, .* is the tree whole\?"):

@@ -359,6 +359,13 @@ class Planner:
         parts = tuple(_parts(whole, whole.here, axes, sizes))
         counted = tuple((axes.index(name), count) for name, count in counts.items())
         results = _parts(whole, whole.there, axes, sizes)
+        empty = [name for name in spread if sizes[name] == 0]
+        if empty and rule.there.is_file:
+            raise SizesError(
+                f"{paths[0]} is {[*shapes[0]]}, where {empty[0]} is 0, so no tensor of the file "
+                "would tell of it: leave it out with exclude="
+            )
+        self._taken.update(paths)
         for pattern, result in zip(rule.there.patterns, results, strict=True):
             count = math.prod(sizes[name] for name in spread)
             if count > _MOST_EMPTY and 0 in shapes[0]:
