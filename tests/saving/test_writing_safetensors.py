@@ -230,7 +230,7 @@ def test_metadata_are_strings(tmp_path: Path, metadata: Any) -> None:
         treepack.save(tmp_path / "model.safetensors", {"a": np.ones(1)}, metadata=metadata)
 
 
-@pytest.mark.parametrize("size", ["5", "GB", "-1GB", "0KB", 0, -3, "5 XB", ""])
+@pytest.mark.parametrize("size", ["5", "GB", "-1GB", "0KB", 0, -3, "5 XB", "", True, 5e9])
 def test_sizes_that_mean_nothing(tmp_path: Path, size: Any) -> None:
     with pytest.raises(ValueError, match="max_shard_size must be"):
         treepack.save(tmp_path / "a", tree(), format="safetensors", max_shard_size=size)

@@ -323,7 +323,7 @@ class Planner:
             texts = {each: f"{{{each}}}" for each in (*here.indices, *there.indices)}
             values = {**texts, name: str(lacking)}
             same = _translated({name: str(lacking)}, here, there) or values
-            text = f"{_place(rule.here)} has no {here.fill(values)}: correct the range of {name}"
+            text = f"the {rule.here.name} has no {here.fill(values)}: correct the range of {name}"
             path = self._path(rule.there, there, {**texts, **same})
             self._plan.faults.append(Fault(path, f"{text}; {rule.text}"))
 
@@ -542,7 +542,7 @@ def _domain(
         present = {each[at] for members in group for each in members}
         lacking = next(number for number in numbers if number not in present)
         first, last = min(present), max(present)
-        cure = f"is {_place(rule.here)} whole? Indices have no gaps"
+        cure = f"is the {rule.here.name} whole? Indices have no gaps"
         if len(present) == last - first + 1:
             stop = "" if numbers.stop > last and lacking < first else last + 1
             cure = f"if it has no more, pass the range {{{name}:{first}..{stop}}}"
