@@ -1713,9 +1713,9 @@ def test_files_that_are_cut_short_while_they_are_open(checkpoint: Path) -> None:
         assert array[0, 0] == 0
         [shard] = checkpoint.glob("*-00000.treepack")
         os.truncate(shard, 100)
-        with pytest.raises(treepack.CorruptionError, match=r"00000\.treepack.*params/w/\[.*\]"):
+        with pytest.raises(treepack.CorruptionError, match=r"00000\.treepack.*overwritten in place"):
             array[:, 5]
-        with pytest.raises(treepack.CorruptionError, match=r"00000\.treepack.*params/w/\[.*\]"):
+        with pytest.raises(treepack.CorruptionError, match=r"00000\.treepack.*overwritten in place"):
             file.load({"params": {"w": W}})
 
 
