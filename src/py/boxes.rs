@@ -78,7 +78,7 @@ impl ShardBox {
         let missing = catalogs
             .py()
             .detach(|| self.0.missing(&files.open()?, &watcher));
-        missing.map_err(|failed| watcher.explain(failed.error, PyErr::from))
+        missing.map_err(|failed| watcher.explain(files.cause(failed).error, PyErr::from))
     }
 
     /// File number, leaf, and indices in the leaf, for each part of the box.
@@ -99,7 +99,7 @@ impl ShardBox {
             let added = place().and_then(|place| places.append(place));
             added.map_err(|error| crate::Error::Payload(Box::new(error)))
         });
-        done.map_err(|failed| watcher.explain(failed.error, PyErr::from))?;
+        done.map_err(|failed| watcher.explain(files.cause(failed).error, PyErr::from))?;
         Ok(places)
     }
 
@@ -150,7 +150,7 @@ impl ShardBox {
             self.0
                 .read(&files.open()?, memory, &strides, threads, &watcher)
         });
-        let done = files.unless_changed(done);
+        let done = done.and_then(|()| files.check_unchanged());
         done.map_err(|failed| files.explain(py, failed, &watcher, explain))
     }
 }
@@ -180,11 +180,7 @@ impl Files {
         grow::collect(files.map(|(number, catalog)| catalog.get().open_file(*number)))
     }
 
-    /// Returns `read`, or an error if a file has changed since it was opened.
-    fn unless_changed<T>(&self, read: Read<T>) -> Read<T> {
-        if matches!(&read, Err(failed) if failed.error.is_no_damage()) {
-            return read;
-        }
+    fn check_unchanged(&self) -> Read<()> {
         for (file, (_, catalog)) in self.0.iter().enumerate() {
             let unchanged = catalog.get().content.get().check_unchanged();
             unchanged.map_err(|error| Failed {
@@ -193,7 +189,15 @@ impl Files {
                 error,
             })?;
         }
-        read
+        Ok(())
+    }
+
+    /// Returns the error that a file has changed since it was opened, in place of its effect.
+    fn cause(&self, failed: Failed) -> Failed {
+        match self.check_unchanged() {
+            Err(changed) if !failed.error.is_no_damage() => changed,
+            _ => failed,
+        }
     }
 
     fn explain(
@@ -203,6 +207,7 @@ impl Files {
         watcher: &Watcher,
         explain: &Bound<'_, PyAny>,
     ) -> PyErr {
+        let failed = self.cause(failed);
         let error = watcher.explain(failed.error, PyErr::from);
         let Some((number, catalog)) = failed.file.map(|file| &self.0[file]) else {
             return error;
