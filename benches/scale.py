@@ -89,7 +89,7 @@ def plan(hosts: int, replicas: int) -> tuple[float, core.ShardPlan]:
 def manifest(hosts: int, plan: core.ShardPlan) -> tuple[float, float, int]:
     """Returns how long the manifest takes to be made and to be read, and its size."""
     tree = {f"layer_{at}": {"kernel": np.zeros((100, 100))} for at in range(LEAVES)}
-    layout = Encoding(align=1, index=True, hollow=True).tree(tree)
+    layout = Encoding(align=1, index=True, gaps=True).tree(tree)
     files = [(f"0123abcd-{host:05}.treepack", 1 << 30, 12345678) for host in plan.processes]
     made, data = seconds(lambda: core.Manifest.planned(layout, plan).with_files(files))
     read, _ = seconds(lambda: core.Catalog.open(core.Manifest.decode(data).content, salvage=False))
@@ -119,7 +119,7 @@ def reading_all(folder: Path, files: int = 8, leaves: int = 10) -> tuple[int, fl
             record = zlib.crc32(file._catalog.record or b"")
         written.append((place.name, place.stat().st_size, record))
     tree = {f"w{leaf}": whole for leaf in range(leaves)}
-    layout = Encoding(align=1, index=True, hollow=True).tree(tree)
+    layout = Encoding(align=1, index=True, gaps=True).tree(tree)
     holders = [[row // per_file] for row in range(rows)]
     plan = core.ShardPlan([([rows, 1], 0, 32, False)] * leaves, [holders])
     data = core.Manifest.planned(layout, plan).with_files(written)

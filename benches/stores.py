@@ -37,7 +37,7 @@ import treepack._core as core
 from treepack import serialization
 from treepack._src.claims.directory import Directory, Written
 from treepack._src.layouts.layout import Encoding
-from treepack._src.readers.boxes import find, ranges_of, reading
+from treepack._src.readers.shard_boxes import find, ranges_of, reading
 from treepack._src.storage.address import Address
 from treepack._src.storage.fetch import fetching
 
@@ -168,7 +168,7 @@ def many_hosts(server: s3.Server) -> None:
     whole = np.zeros((HOSTS * scale.DEVICES_PER_HOST, 1024), np.float32)
     names = [f"layer_{at}" for at in range(scale.LEAVES)]
     tree = {name: {"kernel": whole} for name in names}
-    draft = core.Manifest.planned(Encoding(align=1, index=True, hollow=True).tree(tree), plan)
+    draft = core.Manifest.planned(Encoding(align=1, index=True, gaps=True).tree(tree), plan)
     url, options = server.url("hosts"), server.options
     store = from_url(
         f"s3://{s3.BUCKET}",

@@ -175,7 +175,7 @@ def failures(folder: Path) -> None:
         treepack.GzipCorruptionError,
         treepack.GzipError,
         treepack.GzipTruncatedError,
-        treepack.HoleError,
+        treepack.PlaceholderError,
         treepack.InvalidCheckpointError,
         treepack.MissingPathError,
         treepack.MultiprocessArrayError,

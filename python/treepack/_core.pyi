@@ -98,7 +98,7 @@ class Layout:
         """The exact length of the encoding in bytes."""
 
     @property
-    def hollow(self) -> list[Any]:
+    def gaps(self) -> list[Any]:
         """The arrays that are not written, but have reserved space."""
 
     def to_bytes(self, *, threads: int | None) -> bytes:
@@ -168,7 +168,7 @@ def walk(
     digests: bool = False,
     record: bytes | None = None,
     snapshot: bool = False,
-    hollow: bool = False,
+    gaps: bool = False,
     align_all: bool = False,
     joined: bool = False,
     base: Layout | Content | Catalog | None = None,
@@ -198,7 +198,7 @@ def walk(
         tree's.
       snapshot: Whether later changes of the tree must not affect the layout: NumPy arrays are
         copied, and arrays on accelerators fetched, now.
-      hollow: Whether to write gaps in place of arrays: all JAX arrays, and NumPy arrays of more
+      gaps: Whether to write gaps in place of arrays: all JAX arrays, and NumPy arrays of more
         than 64 bytes.
       align_all: Whether arrays below 1 KiB are aligned, too: at least for their dtype.
       joined: Whether only `Layout.to_bytes` will be called: small arrays are copied to the result
@@ -479,8 +479,8 @@ class Manifest:
         """Makes the manifest of a tree whose arrays will be in other files.
 
         Args:
-          layout: The encoding of the tree, made with `hollow=True`.
-          plan: The plan of the arrays in `layout.hollow`.
+          layout: The encoding of the tree, made with `gaps=True`.
+          plan: The plan of the arrays in `layout.gaps`.
         """
 
     def with_files(

@@ -21,7 +21,6 @@ __all__ = [
     "GzipCorruptionError",
     "GzipError",
     "GzipTruncatedError",
-    "HoleError",
     "InvalidCheckpointError",
     "Mismatch",
     "MismatchError",
@@ -31,6 +30,7 @@ __all__ = [
     "NoIndexError",
     "NoManifestError",
     "OthersError",
+    "PlaceholderError",
     "StateDictKeyError",
     "TreepackError",
     "UnregisteredTypeError",
@@ -286,7 +286,7 @@ class MissingPathError(KeyError):
         return type(self), (self.path, self.filename, self.hint), vars(self)
 
 
-class HoleError(TreepackError):
+class PlaceholderError(TreepackError):
     """Saved data lack code or static data, and neither a template nor `static=` supplies them."""
 
 

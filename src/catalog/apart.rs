@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write};
 
-use crate::format::structure::{HOLE, Value};
+use crate::format::structure::{PLACEHOLDER, Value};
 use crate::{Result, base::grow};
 
 const MAX_TEXT: usize = 40;
@@ -33,7 +33,7 @@ pub fn apart<'a>(one: &'a Value, other: &'a Value) -> Result<Option<(&'a Value, 
             first(&mut a.into_iter().zip(b).map(|(a, b)| (a.1, b.1)))
         }
         (Value::Named(name, a), Value::Named(same, b)) if name == same => {
-            if name == HOLE {
+            if name == PLACEHOLDER {
                 return Ok(None);
             }
             apart(a, b)
@@ -155,8 +155,8 @@ mod tests {
         };
         pairs.reverse();
         assert_eq!(apart(&dict(1), &Value::Dict(pairs)).unwrap(), None);
-        let hole = |name| named(HOLE, text(name));
-        assert_eq!(apart(&hole("f"), &hole("g")).unwrap(), None);
+        let placeholder = |name| named(PLACEHOLDER, text(name));
+        assert_eq!(apart(&placeholder("f"), &placeholder("g")).unwrap(), None);
         let (relu, gelu) = (named("jax.nn", text("relu")), named("jax.nn", text("gelu")));
         let pair = apart(&relu, &gelu).unwrap().unwrap();
         assert_eq!(short(pair.0).unwrap(), "'relu'");

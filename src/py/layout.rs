@@ -14,16 +14,16 @@ pub struct Layout {
     /// Whether copying calls Python, and so must be detached.
     pub needs_python: bool,
     /// The arrays that are not written.
-    pub hollow: Vec<Py<PyAny>>,
+    pub gaps: Vec<Py<PyAny>>,
 }
 
 impl Layout {
-    pub fn new(output: layout::Layout<LeafPayload>, hollow: Vec<Py<PyAny>>) -> Self {
+    pub fn new(output: layout::Layout<LeafPayload>, gaps: Vec<Py<PyAny>>) -> Self {
         let needs_python = output.payloads().any(LeafPayload::needs_python);
         Self {
             output,
             needs_python,
-            hollow,
+            gaps,
         }
     }
 

@@ -33,7 +33,7 @@ const JOIN_MAX_BYTES: usize = 4 << 10;
 #[pyo3(signature = (
     tree, *, state_dict, sort_keys=false, align, max_chunk_size, overridden=vec![], left_out=None,
     structure=false, metadata=None, index=false, checksums=false,
-    digests=false, record=None, snapshot=false, hollow=false,
+    digests=false, record=None, snapshot=false, gaps=false,
     align_all=false, joined=false, base=None, base_name="", threads=None
 ))]
 #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools)] // they have names in Python
@@ -52,7 +52,7 @@ pub fn walk(
     digests: bool,
     record: Option<Vec<u8>>,
     snapshot: bool,
-    hollow: bool,
+    gaps: bool,
     align_all: bool,
     joined: bool,
     base: Option<Bound<'_, PyAny>>,
@@ -74,20 +74,20 @@ pub fn walk(
     let options = Options {
         state_dict,
         sort_keys,
-        hollow,
+        gaps,
         joined,
         overridden,
         left_out,
     };
     let record = record.map(|record| Record::read(&record)).transpose()?;
-    let (mut layout, hollow) = layout_of(tree, out, options, metadata, record)?;
+    let (mut layout, gaps) = layout_of(tree, out, options, metadata, record)?;
     if snapshot {
         self::snapshot(tree.py(), &mut layout)?;
     }
     if let Some(base) = base {
         layout = delta::patch_of(layout, &base, base_name, threads)?;
     }
-    Ok(Layout::new(layout, hollow))
+    Ok(Layout::new(layout, gaps))
 }
 
 #[pyfunction]
@@ -117,8 +117,8 @@ pub fn problems(
 #[pymethods]
 impl Layout {
     #[getter]
-    fn hollow<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        new_list_of(py, self.hollow.iter().map(|array| array.bind(py).clone()))
+    fn gaps<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        new_list_of(py, self.gaps.iter().map(|array| array.bind(py).clone()))
     }
 
     #[getter]

@@ -93,7 +93,7 @@ def test_a_function_with_its_parameters(tmp_path: Path) -> None:
     assert treepack.read_metadata(path.read_bytes()) == {"step": 3}
 
 
-def test_parameters_with_holes(tmp_path: Path) -> None:
+def test_parameters_with_placeholders(tmp_path: Path) -> None:
     exported = jax.export.export(jax.jit(lambda x: 2 * x))(1.0)
     double = jax.tree_util.Partial(lambda x: 2 * x)
     path = tmp_path / "model.treepack"

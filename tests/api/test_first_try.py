@@ -103,7 +103,7 @@ def test_a_selection_needs_no_code() -> None:
     found = treepack.load("nnx", select=["a", "t"])
     assert {"kernel", "bias"} < set(found["a"])
     assert found["t"] == (1, 2)
-    with pytest.raises(treepack.HoleError, match='or containers="plain" to get dicts'):
+    with pytest.raises(treepack.PlaceholderError, match='or containers="plain" to get dicts'):
         treepack.load("nnx")
     assert {"kernel", "bias"} < set(treepack.load("nnx", containers="plain")["a"])
 

@@ -316,7 +316,7 @@ def failures() -> None:
         treepack.OthersError,
         treepack.UnsummedError,
         treepack.BusyError,
-        treepack.HoleError,
+        treepack.PlaceholderError,
         treepack.MissingPathError,
         treepack.InvalidCheckpointError,
         treepack.MultiprocessArrayError,

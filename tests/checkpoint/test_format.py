@@ -156,7 +156,7 @@ def test_it_reads_a_part(tmp_path: Path, reader: dict[str, Any], compress: Any) 
         file.leaf(("e",))
 
 
-def test_it_reads_code_as_a_hole(tmp_path: Path, reader: dict[str, Any]) -> None:
+def test_it_reads_code_as_a_placeholder(tmp_path: Path, reader: dict[str, Any]) -> None:
     treepack.save(tmp_path / "saved", {"f": same, "x": 1})
     name, (what, (field, _)), children = reader["read"](tmp_path / "saved").tree()["f"]
     assert (name, what, field, children) == ("treepack.code", "treepack.hole", "", {})

@@ -36,7 +36,7 @@ def test_every_value_is_read(name: str) -> None:
     path = forms.FOLDER / name
     expected = forms.EXPECTED[name]()
     if name.startswith("holes"):
-        with pytest.raises(treepack.HoleError, match="static"):
+        with pytest.raises(treepack.PlaceholderError, match="static"):
             treepack.load(path)
     elif name.startswith("unregistered"):
         with pytest.raises(treepack.UnregisteredTypeError, match=r"golden\.Unknown"):

@@ -93,7 +93,7 @@ def test_code_is_missed(tmp_path: Path) -> None:
     tree = {"f": len, "none": None, "empty": {}, "w": np.ones(2), "part": {"n": 1}}
     treepack.save(tmp_path / "a", tree)
     rules = {"v": "w"}
-    with pytest.raises(treepack.HoleError, match=r"at f: .*exclude=\['f'\]"):
+    with pytest.raises(treepack.PlaceholderError, match=r"at f: .*exclude=\['f'\]"):
         treepack.load(tmp_path / "a", mapping=rules)
     loaded = treepack.load(tmp_path / "a", mapping=rules, exclude=["f"])
     assert loaded == {"none": None, "empty": {}, "v": loaded["v"], "part": {"n": 1}}
@@ -101,9 +101,9 @@ def test_code_is_missed(tmp_path: Path) -> None:
     assert treepack.load(tmp_path / "a", template, mapping=rules)["f"] is len
     with treepack.open(tmp_path / "a", mapping=rules) as file:
         assert file["v"].shape == (2,)
-        with pytest.raises(treepack.HoleError, match="at f: "):
+        with pytest.raises(treepack.PlaceholderError, match="at f: "):
             file.load()
-        with pytest.raises(treepack.HoleError, match="at f: "):
+        with pytest.raises(treepack.PlaceholderError, match="at f: "):
             file.abstract()
         assert file["part"].load() == file["part"].abstract() == {"n": 1}
 

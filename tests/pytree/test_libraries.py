@@ -91,7 +91,7 @@ def test_the_state_of_a_handler_is_the_same_in_both_forms() -> None:
     assert isinstance(made[-1]["w"], jax.Array)
 
 
-def test_a_node_whose_handler_makes_lists_is_a_hole() -> None:
+def test_a_node_whose_handler_makes_lists_is_a_placeholder() -> None:
     @jax.tree_util.register_pytree_node_class
     class Pair:
         def __init__(self, items: list[Any]):
@@ -155,7 +155,7 @@ jax.tree_util.register_pytree_node(
 )
 
 
-def test_a_hole_is_filled_by_what_is_like_the_node() -> None:
+def test_a_placeholder_is_filled_by_what_is_like_the_node() -> None:
     treepack.register_node(Unnamed, serialized_name="libraries.Unnamed")
     for ty in (Unnamed, Unregistered):
         for wrap, path in ((lambda node: node, "."), (lambda node: {"m": node}, "m")):
@@ -207,7 +207,7 @@ def test_a_train_state_whole() -> None:
     with pytest.raises(treepack.TreepackError, match=r"at state/0/tx"):
         treepack.loads(data, static={"state/0/apply_fn": state.apply_fn})
     with pytest.raises(
-        treepack.errors.HoleError,
+        treepack.errors.PlaceholderError,
         match=r"at state/0/apply_fn: .*at state/0/tx: .*'state/0/tx': \.\.\.",
     ):
         treepack.loads(data, static={})
@@ -338,7 +338,7 @@ def unflatten_system(static: Any, children: Any) -> System:
 jax.tree_util.register_pytree_with_keys(System, flatten_system, unflatten_system)
 
 
-def test_a_tree_fills_holes_with_its_static_data_as_they_are_saved() -> None:
+def test_a_tree_fills_placeholders_with_its_static_data_as_they_are_saved() -> None:
     treepack.register_dataclass(System, serialized_name="tests.libraries.System")
     system = System(jnp.arange(3.0), np.arange(4), "names")
     data = treepack.dumps({"a": [system]}, static="skip")
@@ -364,7 +364,7 @@ class Key:
         return self.name
 
 
-def test_a_tree_fills_holes_of_what_is_known_by_itself() -> None:
+def test_a_tree_fills_placeholders_of_what_is_known_by_itself() -> None:
     keys = [Key("x"), Key("y")]
     tree = [
         collections.OrderedDict.fromkeys(keys, 1),
@@ -643,7 +643,7 @@ def test_norms_of_equinox_before_and_after_their_state_is_made() -> None:
     norm = eqx.nn.BatchNorm(3, "batch", mode="ema")
     for tree in (norm, eqx.nn.State(norm), eqx.nn.make_with_state(lambda: norm)()):
         same_leaves(treepack.loads(treepack.dumps(tree), tree), tree)
-    with pytest.raises(treepack.HoleError, match="ema_state_index/marker") as caught:
+    with pytest.raises(treepack.PlaceholderError, match="ema_state_index/marker") as caught:
         treepack.loads(treepack.dumps(norm))
     assert "static=" in str(caught.value)
     same_leaves(treepack.loads(treepack.dumps(norm), static=norm), norm)
@@ -719,7 +719,7 @@ def test_partials_of_functions_with_rules_of_their_own() -> None:
     assert jax.grad(lambda x: found(x))(1.0) == 100
 
 
-def test_what_fills_a_hole_has_the_same_children() -> None:
+def test_what_fills_a_placeholder_has_the_same_children() -> None:
     import dataclasses
 
     one = dataclasses.make_dataclass("One", ["w", "b"])
@@ -784,7 +784,7 @@ def test_handlers_that_make_other_state_need_a_template() -> None:
         serialization.register_serialization_state(
             Node, handler, lambda _, state: Node(state["w"], 5), override=True
         )
-        with pytest.raises(treepack.errors.HoleError, match=r"at a: .*Node"):
+        with pytest.raises(treepack.errors.PlaceholderError, match=r"at a: .*Node"):
             treepack.loads(treepack.dumps({"a": Node(np.ones(2), np.ones(3))}))
     serialization.register_serialization_state(
         Node,

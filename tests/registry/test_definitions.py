@@ -101,7 +101,7 @@ def test_a_template_or_static_brings_them_back(value: Any, tmp_path: Path) -> No
         assert found["l"].data == value
         assert type(found["l"].data) is type(value)
         assert found["w"][0].data == value
-    with pytest.raises(treepack.errors.HoleError, match="'test_definitions"):
+    with pytest.raises(treepack.errors.PlaceholderError, match="'test_definitions"):
         treepack.load(tmp_path / "tree")
     unknown = treepack.load(tmp_path / "tree", unknown="dict")
     np.testing.assert_array_equal(unknown["l"]["w"], np.ones(2))
@@ -123,7 +123,7 @@ def test_the_file_says_what_they_are() -> None:
 
 def test_all_missing_types_are_reported() -> None:
     data = treepack.dumps({"x": Layer(1, (2, Config(4))), "y": Layer(2, Flags.A)})
-    with pytest.raises(treepack.errors.HoleError) as caught:
+    with pytest.raises(treepack.errors.PlaceholderError) as caught:
         treepack.loads(data)
     for part in ("at x/data/1: ", "at x/data/1/color: ", "at y/data: ", "register_auxdata on"):
         assert part in str(caught.value)
@@ -143,7 +143,7 @@ def test_the_advice_about_tuples_succeeds() -> None:
     for value in (Sizes(1), Route((1, 2))):
         data = treepack.dumps(Layer(1, value))
         with pytest.raises(
-            treepack.HoleError, match=f"register_auxdata on .*{type(value).__name__}"
+            treepack.PlaceholderError, match=f"register_auxdata on .*{type(value).__name__}"
         ):
             treepack.loads(data)
         treepack.register_auxdata(type(value))
@@ -201,7 +201,7 @@ def test_registered_ones_may_hold_code() -> None:
     found = treepack.loads(data, static={"0/data/act": custom, "1/data/1": custom})
     assert found[0].data == Model(custom, 3)
     assert (found[1].data.size, found[1].data.act) == (4, custom)
-    with pytest.raises(treepack.errors.HoleError) as caught:
+    with pytest.raises(treepack.errors.PlaceholderError) as caught:
         treepack.loads(data)
     assert "at 0/data/act: " in str(caught.value)
     assert "register_auxdata" not in str(caught.value)
@@ -347,7 +347,7 @@ def test_markers_of_libraries_are_code(library: Any) -> None:
     for found in (treepack.loads(data, tree), treepack.loads(data, static=tree)):
         assert found["a"][0] is marker
         assert found["b"].data[0] is marker
-    with pytest.raises(treepack.errors.HoleError, match=r"at a/0: .*Marker.*at b/data/0: "):
+    with pytest.raises(treepack.errors.PlaceholderError, match=r"at a/0: .*Marker.*at b/data/0: "):
         treepack.loads(data)
     held = library.Marker()
     held.table = jnp.ones(2)
@@ -365,7 +365,7 @@ def test_node_types_of_libraries_are_values() -> None:
     tree = Layer(1, (optax.EmptyState, len))
     data = treepack.dumps(tree)
     assert treepack.loads(data, static={"data/1": len}) == tree
-    with pytest.raises(treepack.errors.HoleError, match=r"at data: .*Layer"):
+    with pytest.raises(treepack.errors.PlaceholderError, match=r"at data: .*Layer"):
         treepack.loads(treepack.dumps(Layer(1, Layer)))
 
 

@@ -693,9 +693,9 @@ def many(kind: Any, types: Any, count: int = 300) -> bytes:
 
 
 def test_unknown_types_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from treepack._src.registry import holes as _holes
     from treepack._src.registry import lookups as _lookups
     from treepack._src.registry import nodes as _nodes
+    from treepack._src.registry import placeholders as _placeholders
     from treepack._src.registry import static as _static
 
     types, static = Lookups(_nodes.TYPES), Lookups(_static.AUXDATA)
@@ -705,14 +705,14 @@ def test_unknown_types_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> No
     fill = _lookups.Lookups.fill
     monkeypatch.setattr(_lookups.Lookups, "fill", lambda *parts: filled.append(1) or fill(*parts))
     lost = msgpack.packb({"named": ["tests.LostData", {"int": 1}]})
-    hole = core.encode_value((_holes.Hole("mode", "a mode"), None))
+    placeholder = core.encode_value((_placeholders.Placeholder("mode", "a mode"), None))
     frozen = _nodes.TYPES.entry_of(Frozen)
     assert frozen is not None
     fields = ["a", "b"]
     for kind, of in (
         ({"typed": [0, b""]}, [["tests.LostType", [fields * 1000, []]]]),
         ({"typed": [0, lost]}, [["tests.Frozen", frozen.fields]]),
-        ({"typed": [0, hole]}, [["tests.Frozen", frozen.fields]]),
+        ({"typed": [0, placeholder]}, [["tests.Frozen", frozen.fields]]),
         ({"dict_with_keys": msgpack.packb({"list": [msgpack.unpackb(lost)] * 2})}, []),
     ):
         found = treepack.loads(many(kind, of), unknown="dict")
@@ -724,13 +724,13 @@ def test_unknown_types_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_large_static_data_of_many_nodes_are_filled_only_so_often() -> None:
     """Each of them is filled by itself, which takes as long as all of their data."""
-    from treepack._src.registry import holes as _holes
     from treepack._src.registry import nodes as _nodes
+    from treepack._src.registry import placeholders as _placeholders
 
     frozen = _nodes.TYPES.entry_of(Frozen)
     assert frozen is not None
-    hole = core.encode_value((_holes.Hole("mode", "a mode"), bytes(1 << 20)))
-    data = many({"typed": [0, hole]}, [["tests.Frozen", frozen.fields]])
+    placeholder = core.encode_value((_placeholders.Placeholder("mode", "a mode"), bytes(1 << 20)))
+    data = many({"typed": [0, placeholder]}, [["tests.Frozen", frozen.fields]])
     for static in (None, {"299/mode": Mode.EVAL}):
         with pytest.raises(
             treepack.TreepackError, match=r'static data.*takes too long.*unknown="dict"'
@@ -739,7 +739,7 @@ def test_large_static_data_of_many_nodes_are_filled_only_so_often() -> None:
     assert treepack.loads(data, unknown="dict")[299] == {"a": 299, "b": 1}
 
 
-def test_holes_that_are_filled_in_some_places() -> None:
+def test_placeholders_that_are_filled_in_some_places() -> None:
     lost: Any = object()
     tree = [Frozen(w=1, b=2, mode=lost, config=Config(1)) for _ in range(2)]
     data = treepack.dumps(tree, static="skip")

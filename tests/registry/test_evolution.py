@@ -228,10 +228,10 @@ def test_an_upgrade_gets_the_same_with_a_template_as_without(tmp_path: Path, sha
     place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
     w = jax.device_put(jnp.arange(4.0), place)
     old = define("w", "layers", "inner", "key", static("act"))
-    hole = lambda x: x  # noqa: E731
+    placeholder = lambda x: x  # noqa: E731
     treepack.save(
         path,
-        {"x": old(w, [1, (2,)], Inner(3), jax.random.key(5), hole)},
+        {"x": old(w, [1, (2,)], Inner(3), jax.random.key(5), placeholder)},
         static="skip",
         sharded=sharded,
     )
@@ -252,8 +252,8 @@ def test_an_upgrade_gets_the_same_with_a_template_as_without(tmp_path: Path, sha
 
     new = define("w", "layers", "inner", "key", static("act"), version=1, upgrade=upgrade)
     key = jax.random.key(0)
-    template = {"x": new(jnp.zeros(4), [0, (0,), Inner(0)], {"i": jnp.zeros(4)}, key, hole)}
-    expected = treepack.load(path, static={"x/act": hole})["x"]
+    template = {"x": new(jnp.zeros(4), [0, (0,), Inner(0)], {"i": jnp.zeros(4)}, key, placeholder)}
+    expected = treepack.load(path, static={"x/act": placeholder})["x"]
     for strict in (True, False, "exact"):
         for found in (
             treepack.load(path, template, strict=strict)["x"],
@@ -386,7 +386,7 @@ def test_the_newest_definition_is_saved_though_only_an_older_one_is_registered(
     data = treepack.dumps([newest(w=1)])
     # The name belongs to the older one, so only a template can tell that the newest is meant.
     assert treepack.loads(data, [newest(w=0)]) == [newest(w=1)]
-    with pytest.raises(treepack.HoleError, match=r"again\.Layer"):
+    with pytest.raises(treepack.PlaceholderError, match=r"again\.Layer"):
         treepack.loads(data)
 
 

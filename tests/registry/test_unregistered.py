@@ -179,9 +179,9 @@ def test_errors_name_what_a_template_must_supply() -> None:
         assert f"{ty.__module__}.{ty.__name__}" in str(caught.value)
     assert 'unknown="dict"' in str(caught.value)
     assert "template" in str(caught.value)
-    with pytest.raises(treepack.errors.HoleError, match=r"at f: .*tanh"):
+    with pytest.raises(treepack.errors.PlaceholderError, match=r"at f: .*tanh"):
         treepack.loads(treepack.dumps({"f": jnp.tanh, "x": 1}))
-    with pytest.raises(treepack.errors.HoleError, match=r"at apply_fn: .*at tx: "):
+    with pytest.raises(treepack.errors.PlaceholderError, match=r"at apply_fn: .*at tx: "):
         treepack.loads(treepack.dumps(train_state()))
     assert treepack.loads(treepack.dumps([Pair(1, 2)]), unknown="dict") == [{"a": 1, "b": 2}]
     assert treepack.loads(treepack.dumps({"f": jnp.tanh, "x": 1}), unknown="dict") == {
@@ -190,19 +190,19 @@ def test_errors_name_what_a_template_must_supply() -> None:
     }
 
 
-def test_all_holes_are_reported_at_once() -> None:
+def test_all_placeholders_are_reported_at_once() -> None:
     tree = {"a": train_state(), "b": [jnp.tanh, {"c": custom}], "w": jnp.ones(2)}
     data = treepack.dumps(tree)
-    with pytest.raises(treepack.errors.HoleError) as caught:
+    with pytest.raises(treepack.errors.PlaceholderError) as caught:
         treepack.loads(data)
     for path in ("a/apply_fn", "a/tx", "b/0", "b/1/c"):
         assert f"at {path}: " in str(caught.value)
         assert f"'{path}': ..." in str(caught.value)
-    with pytest.raises(treepack.errors.HoleError) as caught:
+    with pytest.raises(treepack.errors.PlaceholderError) as caught:
         treepack.loads(data, static={"a": tree["a"], "b/0": jnp.tanh, "b/1/d": custom})
     assert str(caught.value).startswith("at b/1/c: ")
     assert "'b/1/d'" in str(caught.value)
-    with pytest.raises(treepack.errors.HoleError, match="; and 70 more: pass a target"):
+    with pytest.raises(treepack.errors.PlaceholderError, match="; and 70 more: pass a target"):
         treepack.loads(treepack.dumps([custom] * 100 + [1]))
     # Types that are not known come first: without them nothing helps.
     with pytest.raises(treepack.UnregisteredTypeError, match="Layer"):
@@ -427,7 +427,7 @@ def test_data_without_a_form_are_never_left_out_by_themselves() -> None:
     config = Config()
     data = treepack.dumps({"m": Layer(1, config)}, static="skip")
     assert treepack.loads(data, {"m": Layer(0, config)})["m"] == Layer(1, config)
-    with pytest.raises(treepack.errors.HoleError, match="at m/act"):
+    with pytest.raises(treepack.errors.PlaceholderError, match="at m/act"):
         treepack.loads(data, static={"n": Layer(0)})
     with pytest.raises(ValueError, match="static must be "):
         treepack.dumps({}, static={"tx": 1})  # type: ignore[arg-type]
@@ -449,7 +449,7 @@ def test_leaves_without_a_form_are_left_out_on_request() -> None:
     for found in (treepack.loads(data, tree), treepack.loads(data, static=tree)):
         assert found["a"][0] is marker
         assert found["p"] == Pair(marker, 1)
-    with pytest.raises(treepack.errors.HoleError, match=r"at a/0: .*Marker.*at p/a: "):
+    with pytest.raises(treepack.errors.PlaceholderError, match=r"at a/0: .*Marker.*at p/a: "):
         treepack.loads(data, static={"x": Pair(0, 0)})
     for value in (np.ma.masked_array([1.0], [True]), type("Text", (str,), {})("x")):
         with pytest.raises(treepack.UnserializableLeafError):
@@ -471,7 +471,7 @@ def test_code_at_the_root_is_an_error(tmp_path: Path) -> None:
             lambda: treepack.open(tmp_path / "code").load(),
             lambda: treepack.abstract(tmp_path / "code"),
         ):
-            with pytest.raises(treepack.HoleError, match=r"at \."):
+            with pytest.raises(treepack.PlaceholderError, match=r"at \."):
                 load()
         assert treepack.loads(data, static={".": code}) is code
         assert treepack.loads(data, static=code) is code
@@ -562,7 +562,7 @@ def test_a_name_that_another_type_has() -> None:
         collections.namedtuple("Other", "a"), serialized_name=f"{mine.__module__}.Taken"
     )
     data = treepack.dumps(mine(1))
-    with pytest.raises(treepack.errors.HoleError, match="Taken"):
+    with pytest.raises(treepack.errors.PlaceholderError, match="Taken"):
         treepack.loads(data)
     assert type(treepack.loads(data, mine(0))) is mine
     assert type(treepack.loads(treepack.dumps(other(1)))) is other
@@ -620,7 +620,7 @@ def test_nodes_that_only_a_template_can_make() -> None:
     found = treepack.loads(data, {"a": Listing([0, jnp.zeros(2)])})
     assert type(found["a"]) is Listing
     assert found["a"][0] == 1
-    with pytest.raises(treepack.errors.HoleError, match=r"at a: .*Listing"):
+    with pytest.raises(treepack.errors.PlaceholderError, match=r"at a: .*Listing"):
         treepack.loads(data)
 
 

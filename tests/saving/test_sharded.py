@@ -45,7 +45,7 @@ from tiers import examples
 from treepack._src.claims import directory, lease
 from treepack._src.layouts.layout import Encoding
 from treepack._src.placing import placement as _placement
-from treepack._src.readers import boxes as reading
+from treepack._src.readers import shard_boxes as reading
 from treepack._src.readers.reader import boxes_of
 from treepack._src.saving import sharded as writing
 from treepack._src.sharded.files import MANIFEST
@@ -757,7 +757,7 @@ def many_files(path: Path, rows: np.ndarray) -> None:
         with treepack.open(file) as opened:
             record = zlib.crc32(opened._catalog.record or b"")
         files.append((file.name, file.stat().st_size, record))
-    whole = Encoding(align=1, index=True, hollow=True).tree({"w": rows})
+    whole = Encoding(align=1, index=True, gaps=True).tree({"w": rows})
     holders = [[at] for at in range(len(rows))]
     plan = core.ShardPlan([([len(rows), 1], 0, 1, False)], [holders])
     data = core.Manifest.planned(whole, plan).with_files(files)
@@ -1713,9 +1713,13 @@ def test_files_that_are_cut_short_while_they_are_open(checkpoint: Path) -> None:
         assert array[0, 0] == 0
         [shard] = checkpoint.glob("*-00000.treepack")
         os.truncate(shard, 100)
-        with pytest.raises(treepack.CorruptionError, match=r"00000\.treepack.*overwritten in place"):
+        with pytest.raises(
+            treepack.CorruptionError, match=r"00000\.treepack.*overwritten in place"
+        ):
             array[:, 5]
-        with pytest.raises(treepack.CorruptionError, match=r"00000\.treepack.*overwritten in place"):
+        with pytest.raises(
+            treepack.CorruptionError, match=r"00000\.treepack.*overwritten in place"
+        ):
             file.load({"params": {"w": W}})
 
 

@@ -588,7 +588,7 @@ def test_blocks_of_rows_have_one_size(shape: Any, sharding: Any, expected: Any) 
         mesh = Mesh(devices.reshape(sharding), ("x", "y", "z")[: array.ndim])
         array = jax.device_put(array, NamedSharding(mesh, P(*mesh.axis_names)))
     layout = core.walk(
-        array, state_dict=True, align=1, max_chunk_size=2**30, structure=True, hollow=True
+        array, state_dict=True, align=1, max_chunk_size=2**30, structure=True, gaps=True
     )
     manifest = core.Manifest.planned(layout, plan_of([array], 4000))
     assert manifest.grid(0) == ([*expected], isinstance(array, np.ndarray))

@@ -15,7 +15,7 @@ mod value;
 
 pub use record::{Kind, Node, NodeType, Record, Repeat, Tie, check_version};
 pub use recorder::Recorder;
-pub use value::{HOLE, Value};
+pub use value::{PLACEHOLDER, Value};
 
 /// Last in the top-level map.
 pub const RECORD_KEY: &str = "__treepack__";

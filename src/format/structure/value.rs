@@ -10,7 +10,7 @@ use crate::base::grow::{self, Growing, decode};
 use crate::{Error, Result};
 
 /// The name of placeholders for code.
-pub const HOLE: &str = "treepack.hole";
+pub const PLACEHOLDER: &str = "treepack.hole";
 
 /// Each level of a value takes up to three levels of MessagePack.
 const MAX_NESTING: usize = 3 * Value::MAX_DEPTH + 3;

@@ -20,8 +20,8 @@ use super::plan::{Names, Options, Parts, Plan, PlannedNode, below};
 use crate::base::grow;
 use crate::format::structure::{self, Kind, Node, Record, Repeat, Value};
 
-/// Part of all encoded placeholders; see `registry/holes.py`.
-const HOLE: &[u8] = structure::HOLE.as_bytes();
+/// Part of all encoded placeholders; see `registry/placeholders.py`.
+const PLACEHOLDER: &[u8] = structure::PLACEHOLDER.as_bytes();
 
 /// The type of placeholders for code.
 const CODE: &str = "treepack.code";
@@ -228,7 +228,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
 
     fn is_unknown(&self, failure: &Failure) -> bool {
         let unknown = |error: &PyErr| {
-            ["UnregisteredTypeError", "HoleError"]
+            ["UnregisteredTypeError", "PlaceholderError"]
                 .iter()
                 .any(|name| errors::is(self.py, error, name))
         };
@@ -277,19 +277,21 @@ impl<'a, 'py> Assembly<'a, 'py> {
             }
         };
         let nbytes = data.len();
-        let (mut data, has_holes) = if let Some(known) = &self.decoded[node] {
+        let (mut data, has_placeholders) = if let Some(known) = &self.decoded[node] {
             known.clone()
         } else {
-            let has_holes = data.windows(HOLE.len()).any(|part| part == HOLE);
+            let has_placeholders = data
+                .windows(PLACEHOLDER.len())
+                .any(|part| part == PLACEHOLDER);
             let data = new_tuple_of(py, [copied(py, data)?.into_any()])?;
             let data = class.decode.call1(data).map_err(of_type);
             let data = data.map_err(|failure| self.remembered(node, failure))?;
             if is_constant(&data)? {
-                self.decoded[node] = Some((data.clone(), has_holes));
+                self.decoded[node] = Some((data.clone(), has_placeholders));
             }
-            (data, has_holes)
+            (data, has_placeholders)
         };
-        if has_holes {
+        if has_placeholders {
             if self.options.unknown_as_dict && self.options.r#static.is_none() {
                 self.unknown.insert(node);
             }
@@ -422,7 +424,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
             _ => {
                 let error = self
                     .lookups()?
-                    .call_method0(intern!(self.py, "hole_error"))?;
+                    .call_method0(intern!(self.py, "placeholder_error"))?;
                 Err(PyErr::from_value(error).into())
             }
         }

@@ -37,7 +37,7 @@ const INLINE_MAX_BYTES: usize = ALIGN_MIN_BYTES - 1;
 const JOINED_INLINE_MAX_BYTES: usize = 4 << 10;
 
 /// Smaller NumPy arrays are written even where gaps are left.
-const HOLLOW_MIN_BYTES: usize = 64;
+const GAP_MIN_BYTES: usize = 64;
 
 /// Refusals of jax to lend arrays of a dtype until the walk stops trying.
 const MAX_FAILURES: u8 = 8;
@@ -120,7 +120,7 @@ impl<'py> Walk<'py> {
         let py = self.py;
         let header = self.dtypes[dtype].header(code, parts.shape());
         let memory = parts.memory();
-        if self.is_hollow(memory.len()) {
+        if self.is_gap(memory.len()) {
             return self.gap(array.as_any(), dtype, code, parts.shape(), kind);
         }
         if self.is_inline(memory.len()) || self.is_copied_once(memory.len()) {
@@ -157,8 +157,8 @@ impl<'py> Walk<'py> {
     }
 
     /// Returns whether to leave a gap: never inside a leaf, where readers would not find it.
-    fn is_hollow(&self, nbytes: usize) -> bool {
-        self.options.hollow && nbytes > HOLLOW_MIN_BYTES && !self.out.is_inside_leaf()
+    fn is_gap(&self, nbytes: usize) -> bool {
+        self.options.gaps && nbytes > GAP_MIN_BYTES && !self.out.is_inside_leaf()
     }
 
     fn gap(
@@ -170,8 +170,8 @@ impl<'py> Walk<'py> {
         kind: Kind,
     ) -> Walked {
         let header = self.dtypes[dtype].header(code, shape);
-        let number = self.hollow.len();
-        grow::push(&mut self.hollow, array.clone().unbind())?;
+        let number = self.gaps.len();
+        grow::push(&mut self.gaps, array.clone().unbind())?;
         Ok(self.out.array(&header, kind, |out, range| {
             let len = range.len();
             out.push(LeafPayload::Gap { number, len })
@@ -181,10 +181,10 @@ impl<'py> Walk<'py> {
     /// Copies or borrows an array in host memory at once.
     pub fn jax_array(&mut self, array: &Bound<'py, PyAny>) -> Walked {
         let kind = self.jax_kind(array)?;
-        if self.options.hollow && !self.out.is_inside_leaf() {
+        if self.options.gaps && !self.out.is_inside_leaf() {
             self.split(array)?;
             // Of any size: all processes must decide alike.
-            return self.hollow_jax_array(array, kind);
+            return self.gap_of_jax_array(array, kind);
         }
         if self.all_lent {
             if self.lent_array(array, &kind)? {
@@ -271,7 +271,7 @@ impl<'py> Walk<'py> {
         Ok(())
     }
 
-    fn hollow_jax_array(&mut self, array: &Bound<'py, PyAny>, kind: Kind) -> Walked {
+    fn gap_of_jax_array(&mut self, array: &Bound<'py, PyAny>, kind: Kind) -> Walked {
         self.check_alive(array)?;
         let (dtype, shape) = self.dtype_and_shape(array)?;
         let header = self.dtypes[dtype].header(wire::EXT_NDARRAY, &shape);
@@ -384,7 +384,7 @@ impl<'py> Walk<'py> {
         let (content, pieces): (Bound<'py, Content>, Vec<(usize, usize)>) = parts.extract()?;
         let (dtype, shape) = self.dtype_and_shape(array)?;
         let header = self.dtypes[dtype].header(wire::EXT_NDARRAY, &shape);
-        if self.is_hollow(header.nbytes()) {
+        if self.is_gap(header.nbytes()) {
             return self.gap(array, dtype, wire::EXT_NDARRAY, &shape, Kind::Plain);
         }
         let source = content.get().shared();

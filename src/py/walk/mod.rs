@@ -58,7 +58,7 @@ pub fn layout_of(
     }
     let watcher = Watcher::at_each_call();
     let layout = walk.out.finish_with(metadata, record, &watcher);
-    Ok((watcher.raise(layout)?, walk.hollow))
+    Ok((watcher.raise(layout)?, walk.gaps))
 }
 
 /// Returns a layout of the bytes of arrays, after those in `out`, and the end of each array.

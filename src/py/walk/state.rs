@@ -29,7 +29,7 @@ pub struct Options<'py> {
     /// Write state dicts: lists as maps, keys as strings, containers expanded.
     pub state_dict: bool,
     pub sort_keys: bool,
-    pub hollow: bool,
+    pub gaps: bool,
     /// Copy small arrays at once, because the output is one `bytes` object.
     pub joined: bool,
     /// Types that now have handlers, and are walked natively otherwise.
@@ -104,7 +104,7 @@ pub struct Walk<'py> {
     pub classes: Classes<'py>,
     pub fields: FieldsByType<'py>,
     pub devices: Arc<Devices>,
-    pub hollow: Vec<Py<PyAny>>,
+    pub gaps: Vec<Py<PyAny>>,
     /// Failures so far, if the walk only collects them. Then its output is useless.
     pub problems: Option<Vec<Failure>>,
 }
@@ -138,7 +138,7 @@ impl<'py> Walk<'py> {
             shardings: Vec::new(),
             fields: FieldsByType::default(),
             devices: Arc::new(Devices::new(WINDOW_BYTES)),
-            hollow: Vec::new(),
+            gaps: Vec::new(),
             problems: None,
         })
     }

@@ -76,7 +76,7 @@ def _whole(leaf: Any) -> Any:
 
 # What types, functions, implementations of PRNG keys and extensions of MessagePack make of data,
 # `verify` knows nothing of.
-_OF_PROGRAM = (errors.UnregisteredTypeError, errors.HoleError)
+_OF_PROGRAM = (errors.UnregisteredTypeError, errors.PlaceholderError)
 _OF_TYPES = ("static data of type", "a node of the type", "of an unknown implementation")
 _OF_TYPES += ("extension ", "key cannot be hashed", "keys have the same hash", "a key occurs twice")
 _OF_TYPES += ("hashing a key of the file", "paths together much longer than the file")

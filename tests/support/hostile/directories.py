@@ -164,10 +164,10 @@ def make(path: Path, *, compress: Compress) -> None:
         "layers": [array * k for k in range(3)],
         "rest": {"step": 3, "none": None, "text": "x" * 50, "empty": {}, "bytes": b"abc", "z": 2j},
     }
-    whole = Encoding(align=1, index=True, hollow=True).tree(tree, {"step": 3})
+    whole = Encoding(align=1, index=True, gaps=True).tree(tree, {"step": 3})
     parts: list[Any] = [{}, {}]
     grids = []
-    for leaf in whole.hollow:
+    for leaf in whole.gaps:
         is_host = isinstance(leaf, np.ndarray)
         count = 1 if is_host or not leaf.shape or leaf.shape[0] % 2 else 2
         counts = [count, *[1] * leaf.ndim][: leaf.ndim]
@@ -176,7 +176,7 @@ def make(path: Path, *, compress: Compress) -> None:
     holders = [[[number] for number in files] for _, files, _ in grids]
     draft = core.Manifest.planned(whole, core.ShardPlan(splits, holders))
     names = _array_paths(draft, len(grids))
-    for keys, leaf, (counts, files, is_host) in zip(names, whole.hollow, grids, strict=True):
+    for keys, leaf, (counts, files, is_host) in zip(names, whole.gaps, grids, strict=True):
         cells = core.ShardGrid(leaf.shape, counts)
         for cell, number in enumerate(files):
             index = [slice(*ends) for ends in cells.bounds(cell)]

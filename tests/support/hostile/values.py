@@ -34,7 +34,7 @@ import treepack
 import treepack._core as core
 from node_types import NODES, Config, Mode, scale
 from treepack._src.registry import codecs as _codecs
-from treepack._src.registry.holes import Hole
+from treepack._src.registry.placeholders import Placeholder
 from trees import record_of, sealed
 
 touched: list[str] = []
@@ -111,7 +111,7 @@ def values() -> list[Any]:
         functools.partial(scale, 2, x=3),
         pathlib.Path("a/b"),
         pathlib.PureWindowsPath("a"),
-        Hole("a", "b"),
+        Placeholder("a", "b"),
         np.dtype("float32"),
         np.float32(2),
         np.arange(6, dtype=np.int16).reshape(2, 3),

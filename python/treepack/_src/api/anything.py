@@ -22,8 +22,8 @@ from treepack._src.checkpoint.file import File, open
 from treepack._src.formats import SEPARATOR
 from treepack._src.layouts.layout import base_of
 from treepack._src.options import Opening, Progress
-from treepack._src.readers.laid import layout_of
 from treepack._src.readers.reader import Reader
+from treepack._src.readers.unchecked import layout_of
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Opened, content_of
 from treepack._src.storage.naming import naming

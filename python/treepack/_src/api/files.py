@@ -506,7 +506,8 @@ def load(
       CorruptionError: If gzip is damaged (GzipCorruptionError) or truncated (GzipTruncatedError),
         if `verify` finds damage, or if the digest differs from `expect`; a `Digest` there lets the
         error name the leaves.
-      HoleError: If static data were not saved, and neither `static` nor a target supplies them.
+      PlaceholderError: If static data were not saved, and neither `static` nor a target supplies
+        them.
       TreepackError: If JAX would change the dtype of an array or the value of an integer, if an
         array cannot be placed on its device or sharding, or if another process fails with
         `replicas="broadcast"`. Like all errors above, a ValueError.

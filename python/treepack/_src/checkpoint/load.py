@@ -46,8 +46,8 @@ from treepack._src.storage.naming import naming
 from treepack.errors import (
     CorruptionError,
     DecodeError,
-    HoleError,
     NewerVersionError,
+    PlaceholderError,
     TreepackError,
     UnsummedError,
 )
@@ -523,7 +523,7 @@ def _part(
     try:
         tree = built(reading)
         return noticed(tree, reading) if is_whole else tree
-    except HoleError:  # there are no unregistered types, which would be raised first
+    except PlaceholderError:  # there are no unregistered types, which would be raised first
         if is_whole:
             raise
     return built(dataclasses.replace(reading, unknown="dict"))

@@ -30,7 +30,6 @@ from treepack._src.options import Reading, Status, Tell
 from treepack._src.printable import printable, shortened, warn
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.readers.boxed import BoxedArray, aligned
-from treepack._src.readers.laid import layout_of
 from treepack._src.readers.reader import (
     LazyArray,
     Place,
@@ -39,11 +38,12 @@ from treepack._src.readers.reader import (
     Verified,
     dtype_and_shape,
 )
+from treepack._src.readers.unchecked import layout_of
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Openable, Opened, is_source
 from treepack._src.storage.fetch import RemoteRange, fetching
 from treepack._src.storage.naming import naming
-from treepack.errors import HoleError, NewerVersionError, TreepackError
+from treepack.errors import NewerVersionError, PlaceholderError, TreepackError
 
 
 class Mapping(RuleSet):
@@ -454,11 +454,11 @@ class MappedReader(Reader):
         return self._place.catalog.children(self._values[path]) is None
 
     def check_has_no_code(self, above: Sequence[str], selects: Callable[[str], bool]) -> None:
-        """Raises a HoleError if a leaf is code, which would be an empty dict here."""
+        """Raises a PlaceholderError if a leaf is code, which would be an empty dict here."""
         places = (_paths.parts(path) for path in self._code())
         below = [parts[len(above) :] for parts in places if parts[: len(above)] == [*above]]
         if code := [path for path in map(_paths.text, below) if selects(path)]:
-            raise HoleError(
+            raise PlaceholderError(
                 f"code was not saved, at {shortened(map(printable, code), len(code))}: pass a "
                 f"target to treepack.load that has it, or exclude={code!r:.200}"
             )

@@ -13,7 +13,7 @@ from treepack._src.leaves.signature import signature
 from treepack._src.options import Reading
 from treepack._src.paths import Trail
 from treepack._src.readers.boxed import BoxedArray, aligned
-from treepack._src.readers.boxes import Box
+from treepack._src.readers.shard_boxes import Box
 from treepack._src.tasks import run
 
 if TYPE_CHECKING:

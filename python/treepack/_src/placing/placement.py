@@ -25,8 +25,8 @@ from treepack._src.placing.transfer import parts_of, transfer
 from treepack._src.printable import printable
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.pytree.state_dict import leaves_of
-from treepack._src.readers.boxes import ShardedArray, expect, find
 from treepack._src.readers.reader import LazyArray
+from treepack._src.readers.shard_boxes import ShardedArray, expect, find
 from treepack.errors import DecodeError, TreepackError
 
 if TYPE_CHECKING:

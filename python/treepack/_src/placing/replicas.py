@@ -25,7 +25,7 @@ import numpy as np
 from treepack._src.interop import jax as _jax
 from treepack._src.placing.casting import LeafToPlace, Replicas, index_key
 from treepack._src.processes.group import Group, Message, check_not_forked
-from treepack._src.readers.boxes import Box, ShardedArray
+from treepack._src.readers.shard_boxes import Box, ShardedArray
 from treepack._src.sharded.plan import division, readers_of
 from treepack._src.sharded.reading import ReplacedError
 from treepack.errors import OthersError

@@ -15,8 +15,8 @@ from treepack._src.paths import Trail
 from treepack._src.placing.casting import LeafToPlace, index_key
 from treepack._src.placing.replicas import BATCH_BYTES, Together, shard_bytes, spread
 from treepack._src.readers.boxed import BoxedArray
-from treepack._src.readers.boxes import Box, ranges_of, reading
 from treepack._src.readers.reader import LazyArray
+from treepack._src.readers.shard_boxes import Box, ranges_of, reading
 from treepack._src.storage.fetch import fetching
 from treepack.errors import TreepackError
 

@@ -37,10 +37,10 @@ from treepack._src.registry.codec import (
     of_class,
     of_value,
 )
-from treepack._src.registry.holes import Hole
 from treepack._src.registry.inert import checked_keys, is_member
 from treepack._src.registry.library_types import library_name, library_of, remedy
 from treepack._src.registry.names import default_name, not_registered
+from treepack._src.registry.placeholders import Placeholder
 from treepack._src.registry.python_codecs import CODECS
 from treepack._src.registry.types import TYPES
 from treepack._src.registry.unregistered import of_library
@@ -299,13 +299,15 @@ def _missing(_: None) -> Any:
     return missing
 
 
-def _hole_parts(hole: Hole) -> tuple[Any, ...]:
-    return tuple(hole[: 2 if hole.name is None else 4])
+def _placeholder_parts(placeholder: Placeholder) -> tuple[Any, ...]:
+    return tuple(placeholder[: 2 if placeholder.name is None else 4])
 
 
-def _hole(parts: Any) -> Hole:
+def _placeholder(parts: Any) -> Placeholder:
     types: tuple[Any, ...] = ((str, type(None)), str, str, object)
-    return Hole(*as_parts(types[: 4 if type(parts) is tuple and len(parts) > 2 else 2], parts))
+    return Placeholder(
+        *as_parts(types[: 4 if type(parts) is tuple and len(parts) > 2 else 2], parts)
+    )
 
 
 _MOST_DEVICES = 2**31 - 1
@@ -316,7 +318,7 @@ _ARRAY = str, tuple, bytes
 # The first predicate that accepts a value counts.
 _CODECS = [
     *CODECS,
-    codec("treepack.hole", Hole, _hole_parts, object, _hole),
+    codec("treepack.hole", Placeholder, _placeholder_parts, object, _placeholder),
     codec("numpy.dtype", instance(np.dtype), dtype_name, str, dtype_of),
     of_value("numpy.str_", np.str_, str),
     of_value("numpy.bytes_", np.bytes_, bytes),

@@ -27,7 +27,7 @@ from treepack._src.interop.libraries import library_of_type
 from treepack._src.interop.modules import found_at
 from treepack._src.registry.definitions import AUXDATA, FUNCTIONS, has_setter, is_definition
 from treepack._src.registry.fields import Fields, fields_of
-from treepack._src.registry.holes import Hole
+from treepack._src.registry.placeholders import Placeholder
 from treepack._src.registry.python_codecs import ATOMS
 from treepack.errors import DecodeError
 
@@ -67,7 +67,7 @@ def is_inert(value: Any, more: Callable[[Any], bool] | None = None) -> bool:
         return all(is_inert(part, more) for part in (*value.keys(), *value.values()))
     if ty is types.SimpleNamespace:  # its attributes could replace methods
         return all(map(is_inert, vars(value).values()))
-    if ty is Hole:
+    if ty is Placeholder:
         # The program replaces it; parts with a type name become a value of that type.
         return value.name is None or (more is not None and is_inert(value.parts, more))
     if _jax.is_treedef(value):

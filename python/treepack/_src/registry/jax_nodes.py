@@ -10,7 +10,7 @@ from treepack._src.interop import equinox
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.libraries import library_of_type
 from treepack._src.pytree.kinds import flatten
-from treepack._src.registry import holes as _holes
+from treepack._src.registry import placeholders as _placeholders
 from treepack._src.registry.fields import Fields, dataclass_fields, fields_of
 from treepack._src.registry.inert import is_given, is_inert, storing
 from treepack._src.registry.left_out import KEEPS_ALL, LeftOut
@@ -47,14 +47,14 @@ def jax_node_type(
         if fields is not None and list(children) != fields.data:
             return core.encode_value((_VARIABLE, data, list(children))), children
         if functions:
-            functions = _holes.storable(functions, left_out, f"{default_name(nodetype)}: ")
+            functions = _placeholders.storable(functions, left_out, f"{default_name(nodetype)}: ")
             data = core.encode_value((_FUNCTIONS, data, list(children), functions))
         return data, state
 
     def static_of(node: Any) -> dict[str, Any]:
         *_, functions, treedef = flatten(node)
         auxdata = treedef.node_data()[1]
-        return {**functions, **_holes.by_field(auxdata, meta, nodetype), "": auxdata}
+        return {**functions, **_placeholders.by_field(auxdata, meta, nodetype), "": auxdata}
 
     def check(static: Any) -> None:
         if type(static) is _Marked:
@@ -209,12 +209,12 @@ def _marked(data: bytes) -> _Marked | None:
 
 
 # Part of all encoded placeholders.
-_HOLE = b"treepack.hole"
+_PLACEHOLDER = b"treepack.hole"
 
 
 def holds_code(data: bytes) -> bool:
     """Placeholders count as code, since objects of the program replace them."""
-    if _HOLE in data:
+    if _PLACEHOLDER in data:
         return True
     try:
         marked = _marked(data)
@@ -234,10 +234,10 @@ def encode_auxdata(
         return core.encode_value(auxdata)
     except (TypeError, ValueError) as error:
         where = "" if nodetype is None else f"{default_name(nodetype)}: "
-        auxdata = _holes.auxdata_with_holes(auxdata, left_out, meta, nodetype, where)
+        auxdata = _placeholders.auxdata_with_placeholders(auxdata, left_out, meta, nodetype, where)
         try:
             return core.encode_value(auxdata)
         except (TypeError, ValueError):
-            for field, value in _holes.by_field(auxdata, meta, nodetype).items():
-                _holes.check_field(field, value, where)
-            raise TypeError(f"{where}{error}{_holes.OR_SKIP}") from None
+            for field, value in _placeholders.by_field(auxdata, meta, nodetype).items():
+                _placeholders.check_field(field, value, where)
+            raise TypeError(f"{where}{error}{_placeholders.OR_SKIP}") from None

@@ -19,14 +19,14 @@ from treepack._src.pytree.ties import tied
 from treepack._src.registry.code import is_code
 from treepack._src.registry.definitions import is_definition, made_of, part_of
 from treepack._src.registry.fields import Fields
-from treepack._src.registry.holes import Code, Hole
 from treepack._src.registry.jax_nodes import holds_code
 from treepack._src.registry.library_types import library_name, library_of, remedy
 from treepack._src.registry.names import default_name
 from treepack._src.registry.nodes import BY_JAX, by_name, other_name, own, type_of
+from treepack._src.registry.placeholders import Code, Placeholder
 from treepack._src.registry.static import known_type
 from treepack._src.registry.types import TYPES, NodeType, evolved
-from treepack.errors import DecodeError, HoleError, UnregisteredTypeError
+from treepack.errors import DecodeError, PlaceholderError, UnregisteredTypeError
 
 # The maximum number of placeholders in a message; more are only counted.
 _MOST_SHOWN = 30
@@ -149,37 +149,37 @@ class Lookups:
     def fill(self, static: Any, path: list[str], ty: type) -> tuple[Any, bool]:
         """Replaces placeholders in static data of a node; returns the data, and whether all were.
 
-        Raises a HoleError if some remain, and a dict replaces the node; an UnregisteredTypeError if
-        code of a library would receive objects of the program, which the file has combined.
+        Raises a PlaceholderError if some remain, and a dict replaces the node; an
+        UnregisteredTypeError if a library would receive objects that the file has combined.
         """
         filling = _Filling(self, path, ty)
         filled = filling.fill(static)
         if filling.missing and self._unknown_as_dict:
-            raise HoleError(
+            raise PlaceholderError(
                 "static data were not saved: pass a target or static= that supplies them"
             )
-        for hole, inside in filling.missing:
-            self._describe(hole, _paths.text([*path, *inside]), ty)
+        for placeholder, inside in filling.missing:
+            self._describe(placeholder, _paths.text([*path, *inside]), ty)
         if not filling.missing and library_of_type(ty) is not None:
             self._checks[ty](filled)
         return filled, not filling.missing
 
-    def _describe(self, hole: Hole, place: str, ty: type) -> None:
+    def _describe(self, placeholder: Placeholder, place: str, ty: type) -> None:
         self._unfilled += 1
-        description, path = _brief(hole.description), _brief(place)
-        if hole.name is None:
+        description, path = _brief(placeholder.description), _brief(place)
+        if placeholder.name is None:
             reason = f"were not saved ({description})"
         else:
-            reason = f"are of the unregistered type {_brief(hole.name)!r}"
-            self._unregistered[_brief(hole.name)] = None
+            reason = f"are of the unregistered type {_brief(placeholder.name)!r}"
+            self._unregistered[_brief(placeholder.name)] = None
         if self._unfilled > _MOST_SHOWN:
             return
-        name = description if hole.field is None else default_name(ty)
+        name = description if placeholder.field is None else default_name(ty)
         expected = f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
-        value = "..." if hole.field or ty is Code else f"{expected} like it"
+        value = "..." if placeholder.field or ty is Code else f"{expected} like it"
         self._lines.append(f"at {path}: the static data {reason}")
         self._suggestions.append(f"{path!r}: {value}")
-        if issubclass(ty, functools.partial) and not hole.description.startswith("method"):
+        if issubclass(ty, functools.partial) and not placeholder.description.startswith("method"):
             self._hints["; treepack.register_function, called before the save, keeps it"] = None
         paths = [_paths.text(parts) for parts in self.values]
         if place in paths:
@@ -188,11 +188,11 @@ class Lookups:
         for near in difflib.get_close_matches(place, paths, n=1):
             self._hints[f"; is {near!r} in static= meant for {path}?"] = None
 
-    def hole_error(self) -> HoleError:
+    def placeholder_error(self) -> PlaceholderError:
         lines = _joined(self._lines, "; ", self._unfilled)
         values = _joined(self._suggestions, ", ", self._unfilled)
         hints = "".join(itertools.islice(self._hints, _MOST_SHOWN))
-        return HoleError(
+        return PlaceholderError(
             f"{lines}: {_remedies(self._unregistered)}pass a target that has them, or static= a "
             f'tree that has them, or static={{{values}}}, or containers="plain" to get '
             f"dicts{hints}"
@@ -272,12 +272,12 @@ class _Filling:
         self.lookups = lookups
         self.parts = parts
         self.ty = ty
-        self.missing: list[tuple[Hole, list[str]]] = []
+        self.missing: list[tuple[Placeholder, list[str]]] = []
         # By the number of keys above a template: its node at the path, and that node's static data.
         self._templates: dict[int, tuple[Any, dict[str, Any]] | None] = {}
 
     def fill(self, value: Any) -> Any:
-        if type(value) is Hole:
+        if type(value) is Placeholder:
             inside = _paths.parts(value.field) if value.field else []
             parts = self.fill(value.parts)
             if value.name is not None and (rebuilt := known_type(value.name, value.parts, parts)):
@@ -296,7 +296,7 @@ class _Filling:
             return {key: self.fill(part) for key, part in value.items()}
         return value
 
-    def _by_path(self, hole: Hole, inside: list[str]) -> tuple[Any] | None:
+    def _by_path(self, placeholder: Placeholder, inside: list[str]) -> tuple[Any] | None:
         values, longest = self.lookups.values, self.lookups.longest
         whole = (*self.parts, *inside)
         for count in range(min(len(whole), longest), -1, -1) if values else ():
@@ -306,15 +306,15 @@ class _Filling:
             if count > len(self.parts):
                 match = _inside(value, inside[count - len(self.parts) :])
             else:
-                match = self._in_template(hole, inside, value, count)
-                if match is None and count == len(whole) and hole.field == "":
+                match = self._in_template(placeholder, inside, value, count)
+                if match is None and count == len(whole) and placeholder.field == "":
                     match = (value,)  # all static data of a node, or a leaf
             if match is not None:
                 return match
         return None
 
     def _in_template(
-        self, hole: Hole, inside: list[str], template: Any, count: int
+        self, placeholder: Placeholder, inside: list[str], template: Any, count: int
     ) -> tuple[Any] | None:
         """`count` is the number of keys above the tree; -1 for all of `static`."""
         if count not in self._templates:
@@ -325,8 +325,8 @@ class _Filling:
         node, static = pair
         if self.ty is Code:
             return (node,) if kind_of(node) is None or is_code(node) else None
-        if hole.field is None:
-            return (node,) if default_name(type(node)) == hole.description else None
+        if placeholder.field is None:
+            return (node,) if default_name(type(node)) == placeholder.description else None
         # A subclass has the same fields, but may have other static data.
         if type(node) is not self.ty and not (inside and isinstance(node, self.ty)):
             return None

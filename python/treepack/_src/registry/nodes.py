@@ -13,7 +13,7 @@ from treepack._src.pytree.containers import NodeKind
 from treepack._src.pytree.handlers import handlers_of
 from treepack._src.pytree.kinds import Pruned, kind_of
 from treepack._src.pytree.state_dict import leaves_of, to_state_dict
-from treepack._src.registry import holes as _holes
+from treepack._src.registry import placeholders as _placeholders
 from treepack._src.registry import static as _static
 from treepack._src.registry.code import is_code
 from treepack._src.registry.codec import as_parts, checked_factory, exactly, is_inert_factory
@@ -112,7 +112,7 @@ def _code_left_out(code: Any, left_out: LeftOut) -> bytes:
     static = left_out.static
     if static == "error" or not (static == "skip" or callable(code) or is_code(code)):
         raise TypeError(explain(code))
-    return core.encode_value(_holes.hole_of(code, left_out))
+    return core.encode_value(_placeholders.placeholder_of(code, left_out))
 
 
 def _has_lists(state: dict[str, Any]) -> bool:
@@ -154,13 +154,13 @@ def _mapping(ty: Any, name: str) -> NodeType:
         children = {str(key): value for key, value in mapping.items()}
         factory = getattr(mapping, "default_factory", None)
         if not is_inert_factory(factory):
-            factory = _holes.in_place_of("default_factory", factory, left_out)
-        keys = _holes.with_holes({"keys": keys}, left_out)["keys"]
+            factory = _placeholders.in_place_of("default_factory", factory, left_out)
+        keys = _placeholders.with_placeholders({"keys": keys}, left_out)["keys"]
         return core.encode_value((keys, factory)), children
 
     def decode(data: bytes) -> Any:
         keys, factory = as_parts(((list, type(None)), object), core.decode_value(data))
-        if type(factory) is not _holes.Hole:
+        if type(factory) is not _placeholders.Placeholder:
             checked_factory(factory)
         return None if keys is None else checked_keys(keys), factory
 
@@ -185,19 +185,19 @@ def _own_type(
     name: str,
     flatten: Any,
     unflatten: Any,
-    static_of: _holes.StaticOf = lambda _: {},
+    static_of: _placeholders.StaticOf = lambda _: {},
     decode: Callable[[bytes], Any] = core.decode_value,
 ) -> NodeType:
     return NodeType(ty, name, flatten, unflatten, unflatten, decode, static_of=static_of)
 
 
 def _flatten_partial(partial: Any, left_out: LeftOut) -> tuple[bytes, dict[str, Any]]:
-    static = _holes.storable({"func": _jax.partial_function(partial)}, left_out)
+    static = _placeholders.storable({"func": _jax.partial_function(partial)}, left_out)
     return core.encode_value(static["func"]), {"args": partial.args, "keywords": partial.keywords}
 
 
 def _flatten_pruned(pruned: Pruned, left_out: LeftOut) -> tuple[bytes, dict[str, Any]]:
-    functions = _holes.storable(pruned.functions(), left_out)
+    functions = _placeholders.storable(pruned.functions(), left_out)
     kind = type(pruned.container).__name__
     return core.encode_value((kind, pruned.keys(), functions)), pruned.children()
 
@@ -231,14 +231,14 @@ def _flatten_unnamed(node: Any, kind: NodeKind) -> tuple[bytes, dict[str, Any]]:
             f"the handler of {default_name(type(node))} must return a dict: "
             + (remedy(node) or "save the result of serialization.to_state_dict instead of it")
         )
-    return core.encode_value(_holes.Hole(None, default_name(type(node)))), children
+    return core.encode_value(_placeholders.Placeholder(None, default_name(type(node)))), children
 
 
-def _decode_hole(data: bytes) -> Any:
-    hole = exactly(_holes.Hole, core.decode_value(data))
-    if hole.name is not None:
+def _decode_placeholder(data: bytes) -> Any:
+    placeholder = exactly(_placeholders.Placeholder, core.decode_value(data))
+    if placeholder.name is not None:
         raise ValueError("expected a placeholder without parts")
-    return hole
+    return placeholder
 
 
 def _unflatten_unnamed(template: Any, names: list[str], children: list[Any]) -> Any:
@@ -282,8 +282,10 @@ _own: dict[type, NodeType] = {
         _decode_pruned,
     ),
     # No node has one of these types.
-    NodeKind: _own_type(NodeKind, _UNNAMED, None, _unflatten_unnamed, decode=_decode_hole),
-    _holes.Code: _own_type(_holes.Code, _CODE, None, _unflatten_code, decode=_decode_hole),
+    NodeKind: _own_type(NodeKind, _UNNAMED, None, _unflatten_unnamed, decode=_decode_placeholder),
+    _placeholders.Code: _own_type(
+        _placeholders.Code, _CODE, None, _unflatten_code, decode=_decode_placeholder
+    ),
 }
 
 

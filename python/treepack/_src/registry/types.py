@@ -12,7 +12,7 @@ from treepack._src.interop import jax as _jax
 from treepack._src.printable import short_repr
 from treepack._src.pytree.handlers import handlers_of
 from treepack._src.pytree.kinds import flatten, kind_of
-from treepack._src.registry import holes as _holes
+from treepack._src.registry import placeholders as _placeholders
 from treepack._src.registry.fields import Fields, default_of
 from treepack._src.registry.left_out import LeftOut
 from treepack._src.registry.names import Names, reads_nothing
@@ -71,7 +71,7 @@ class NodeType(NamedTuple):
     upgrade: Upgrade | None = None
     order: list[int] | None = None
     writes_auxdata: bool = False
-    static_of: _holes.StaticOf = lambda _: {}
+    static_of: _placeholders.StaticOf = lambda _: {}
     check: Callable[[Any], None] = lambda _: None
     foreign: bool = False
 

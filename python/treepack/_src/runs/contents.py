@@ -25,8 +25,8 @@ from treepack._src.checkpoint.opening import open_regular
 from treepack._src.interop import jax as _jax
 from treepack._src.options import Saved
 from treepack._src.printable import short_repr
-from treepack._src.readers.boxes import DAMAGE
 from treepack._src.readers.reader import Reader
+from treepack._src.readers.shard_boxes import DAMAGE
 from treepack._src.registry.static import metadata_in
 from treepack._src.runs.steps import read_at
 from treepack._src.sharded.reading import ShardedReader

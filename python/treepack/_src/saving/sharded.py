@@ -76,8 +76,8 @@ class ShardedWrite:
 
     def _prepare(self, path: Address, tree: Any, saved: Saved, *, snapshot: bool) -> None:
         index, count = self.group.index, self.group.count
-        whole = Encoding(align=1, index=True, hollow=True).tree(tree, saved.metadata, saved.static)
-        arrays = whole.hollow
+        whole = Encoding(align=1, index=True, gaps=True).tree(tree, saved.metadata, saved.static)
+        arrays = whole.gaps
         plan = plan_of(arrays, None if saved.linking is None else BLOCK_BYTES)
         self._processes = [*plan.processes]
         if saved.own is not None:

@@ -19,9 +19,9 @@ import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.arrays.deferred import Computed
-from treepack._src.readers.boxes import ShardedArray
-from treepack._src.readers.laid import layout_of
 from treepack._src.readers.reader import LazyArray, Reader
+from treepack._src.readers.shard_boxes import ShardedArray
+from treepack._src.readers.unchecked import layout_of
 from treepack._src.sharded.files import FILE, MANIFEST, ShardFile, save_of
 from treepack._src.sharded.reading import ShardedReader
 from treepack._src.storage.content import Openable
@@ -130,10 +130,10 @@ class ShardsReader(ShardedReader):
         if not tree:
             raise CorruptionError("; ".join([*self._lost, "no shard is intact"]))
         self._lost.append("if files are lost, too, arrays may lack their last shards")
-        layout = layout_of(tree, None, hollow=True)
+        layout = layout_of(tree, None, gaps=True)
         splits: list[tuple[list[int], int, int, bool]] = []
         holders: list[list[list[int]]] = []
-        for array in layout.hollow:
+        for array in layout.gaps:
             nbytes = array.nbytes // len(array.shards)
             splits.append((array.counts, len(holders), nbytes, array.shards[0].place is None))
             holders.append([[shard.file] for shard in array.shards])

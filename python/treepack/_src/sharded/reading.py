@@ -23,7 +23,6 @@ from treepack._src import paths as _paths
 from treepack._src.forks import Locked
 from treepack._src.leaves.prng import Key
 from treepack._src.options import Reading, Status, Tell, tell_from
-from treepack._src.readers.boxes import DAMAGE, Files, ShardedArray, find, ranges_of
 from treepack._src.readers.reader import (
     DAMAGED_REST,
     LazyArray,
@@ -32,6 +31,7 @@ from treepack._src.readers.reader import (
     StayLazy,
     Verified,
 )
+from treepack._src.readers.shard_boxes import DAMAGE, Files, ShardedArray, find, ranges_of
 from treepack._src.sharded.files import DIGEST_BYTES, MANIFEST, ShardFile, process_of, save_of
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Opened

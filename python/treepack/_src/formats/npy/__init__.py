@@ -14,7 +14,7 @@ from treepack._src.arrays.deferred import ComputedWhole, InContent
 from treepack._src.formats import Format, Leaves, Write
 from treepack._src.formats import numpy_arrays as _arrays
 from treepack._src.options import Export, Progress, Writing
-from treepack._src.readers.laid import Unchecked, layout_of
+from treepack._src.readers.unchecked import UncheckedReader, layout_of
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Openable, Opened
 from treepack.errors import DecodeError, TreepackError
@@ -22,7 +22,7 @@ from treepack.errors import DecodeError, TreepackError
 _MAGIC = np.lib.format.MAGIC_PREFIX
 
 
-class NpyReader(Unchecked):
+class NpyReader(UncheckedReader):
     """The array is read where it lies if NumPy stored it in C order."""
 
     format = "npy of NumPy"

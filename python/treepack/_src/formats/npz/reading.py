@@ -16,8 +16,8 @@ from treepack._src.formats.npz.archive import Packed, Refused, StoredMember, rea
 from treepack._src.formats.npz.mending import mend
 from treepack._src.options import Status, Tell
 from treepack._src.pytree.state_dict import leaves_of
-from treepack._src.readers.laid import layout_of
 from treepack._src.readers.reader import Reader, Verified
+from treepack._src.readers.unchecked import layout_of
 from treepack._src.storage.content import Openable, Opened
 from treepack.errors import SALVAGE_ADVICE, CorruptionError, DecodeError
 

@@ -25,14 +25,14 @@ from treepack._src.options import Reading
 from treepack._src.printable import printable
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.readers.boxed import BoxedArray
-from treepack._src.readers.laid import Unchecked, layout_of
 from treepack._src.readers.reader import LazyArray, Place, Reader, StayLazy
+from treepack._src.readers.unchecked import UncheckedReader, layout_of
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Opened
 from treepack.errors import CorruptionError, DecodeError, TreepackError
 
 
-class OrbaxReader(Unchecked):
+class OrbaxReader(UncheckedReader):
     format = "Orbax"
     is_one_file = has_types = False
 

@@ -30,8 +30,8 @@ from treepack._src.formats.safetensors.header import (
 from treepack._src.leaves.absent import ABSENT
 from treepack._src.options import Reading
 from treepack._src.printable import printable
-from treepack._src.readers.laid import Unchecked
 from treepack._src.readers.reader import Place, Reader, StayLazy
+from treepack._src.readers.unchecked import UncheckedReader
 from treepack._src.sharded.reading import ShardedReader
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Openable, Opened
@@ -78,7 +78,7 @@ class SafetensorsReader(Reader):
         super().__init__(source, opened, **options)
 
 
-class RepositoryReader(Unchecked, ShardedReader):
+class RepositoryReader(UncheckedReader, ShardedReader):
     format = "safetensors"
     separator = SEPARATOR
     has_types = False

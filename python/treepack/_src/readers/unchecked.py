@@ -11,7 +11,7 @@ _CHUNK_BYTES = 2**30
 
 
 def layout_of(
-    tree: Any, metadata: Any, *, hollow: bool = False, state_dict: bool = True
+    tree: Any, metadata: Any, *, gaps: bool = False, state_dict: bool = True
 ) -> core.Layout:
     return core.walk(
         tree,
@@ -21,11 +21,11 @@ def layout_of(
         structure=True,
         metadata=None if metadata is None else core.encode_value(metadata),
         index=True,
-        hollow=hollow,
+        gaps=gaps,
     )
 
 
-class Unchecked(Reader):
+class UncheckedReader(Reader):
     @property
     def is_summed(self) -> bool:
         return False

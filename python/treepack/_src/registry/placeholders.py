@@ -19,7 +19,7 @@ from treepack._src.registry.left_out import LeftOut
 from treepack._src.registry.names import OlderDefinitionError
 
 
-class Hole(NamedTuple):
+class Placeholder(NamedTuple):
     """The placeholder of a value that was not saved, or whose type is not registered.
 
     Attributes:
@@ -63,27 +63,30 @@ def _check_has_no_data(value: Any, left_out: LeftOut) -> None:
         )
 
 
-def with_holes(values: dict[str, Any], left_out: LeftOut, where: str = "") -> dict[str, Any]:
+def with_placeholders(values: dict[str, Any], left_out: LeftOut, where: str = "") -> dict[str, Any]:
     if left_out.static == "error":
         return values
-    return {field: _with_holes(value, [field], left_out, where) for field, value in values.items()}
+    return {
+        field: _with_placeholders(value, [field], left_out, where)
+        for field, value in values.items()
+    }
 
 
 def storable(values: dict[str, Any], left_out: LeftOut, where: str = "") -> dict[str, Any]:
-    held = with_holes(values, left_out, where)
+    held = with_placeholders(values, left_out, where)
     for field, value in held.items():
         check_field(field, value, where)
     return held
 
 
-def in_place_of(field: str, code: Any, left_out: LeftOut) -> Hole:
+def in_place_of(field: str, code: Any, left_out: LeftOut) -> Placeholder:
     if left_out.static == "error":
         raise TypeError(f"the field {field!r}: cannot save {_text_of(code)}{OR_SKIP}")
     _check_has_no_data(code, left_out)
-    return _hole(code, [field])
+    return _placeholder(code, [field])
 
 
-def auxdata_with_holes(
+def auxdata_with_placeholders(
     auxdata: Any,
     left_out: LeftOut,
     fields: Sequence[str] | None,
@@ -94,12 +97,12 @@ def auxdata_with_holes(
         return auxdata
     labels = _labels(auxdata, fields, nodetype)
     if labels is None:
-        return _with_holes(auxdata, [], left_out, where)
-    values = tuple(with_holes(labels.values(auxdata), left_out, where).values())
+        return _with_placeholders(auxdata, [], left_out, where)
+    values = tuple(with_placeholders(labels.values(auxdata), left_out, where).values())
     return (*auxdata[:-1], values) if labels.nested else values
 
 
-def _with_holes(value: Any, path: list[str], left_out: LeftOut, where: str) -> Any:
+def _with_placeholders(value: Any, path: list[str], left_out: LeftOut, where: str) -> Any:
     try:
         core.encode_value(value)
     except OlderDefinitionError:
@@ -116,30 +119,33 @@ def _with_holes(value: Any, path: list[str], left_out: LeftOut, where: str) -> A
         except TypeError as error:
             raise TypeError(f"{where}{_paths.text(path)}: {error}") from None
     if is_code(value):
-        return _hole(value, path)
+        return _placeholder(value, path)
     if type(value) in (tuple, list):
         return type(value)(
-            _with_holes(part, [*path, str(index)], left_out, where)
+            _with_placeholders(part, [*path, str(index)], left_out, where)
             for index, part in enumerate(value)
         )
     if type(value) is dict and all(type(key) is str for key in value):
         return {
-            key: _with_holes(part, [*path, key], left_out, where) for key, part in value.items()
+            key: _with_placeholders(part, [*path, key], left_out, where)
+            for key, part in value.items()
         }
     named = name_and_parts(value)
     if named is not None:
         name, parts = named
         # No repr: the repr of a set differs between processes, which may save together.
         description = type(value).__name__
-        return Hole(_text(path), description, name, _with_holes(parts, path, left_out, where))
+        return Placeholder(
+            _text(path), description, name, _with_placeholders(parts, path, left_out, where)
+        )
     # A bare object in a node of a library has no data: it is a marker, as in equinox's
     # `StateIndex`.
     is_mark = type(value) is object and library_at(where) is not None
-    return _hole(value, path) if is_mark or left_out.static == "skip" else value
+    return _placeholder(value, path) if is_mark or left_out.static == "skip" else value
 
 
-def _hole(value: Any, path: list[str]) -> Hole:
-    return Hole(_text(path), _text_of(value))
+def _placeholder(value: Any, path: list[str]) -> Placeholder:
+    return Placeholder(_text(path), _text_of(value))
 
 
 def _text(path: list[str]) -> str:
@@ -150,10 +156,10 @@ class Code:
     """Represents the type of leaves and nodes that are code in files."""
 
 
-def hole_of(code: Any, left_out: LeftOut) -> Hole:
+def placeholder_of(code: Any, left_out: LeftOut) -> Placeholder:
     _check_has_no_data(code, left_out)
     left_out.has_code = True
-    return _hole(code, [])
+    return _placeholder(code, [])
 
 
 def check_field(field: str, value: Any, where: str) -> None:
