@@ -81,7 +81,9 @@ pub enum Error {
     #[error(transparent)]
     Io(io::Error),
     /// A leaf does not match its checksum.
-    #[error("damaged leaves: {0}")]
+    #[error(
+        "damaged leaves: {0}; copy the file again, or read its intact leaves with `treepack salvage`"
+    )]
     Corrupt(Path),
     /// A patch belongs to other data than the given base.
     #[error("the patch was made against another base: pass that one, or send the whole tree; {}: {}", if *has_none { "this one has none of the leaves" } else { "these leaves differ" }, listed(paths, *more))]

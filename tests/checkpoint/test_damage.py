@@ -328,6 +328,20 @@ def test_a_file_that_is_cut_short_while_it_is_open(tmp_path: Path) -> None:
             array[100:900]
 
 
+def test_saves_of_a_file_name_that_it_was_overwritten(tmp_path: Path) -> None:
+    """Its leaves are not damaged: other ones are there now."""
+    path = tmp_path / "model"
+    treepack.save(path, {"w": np.ones((1000, 100))})
+    with treepack.open(path) as file:
+        with path.open("r+b") as other:
+            other.seek(4000)
+            other.write(bytes(8))
+        with pytest.raises(treepack.CorruptionError, match="overwritten in place"):
+            treepack.save(tmp_path / "copy", file)
+    with pytest.raises(treepack.CorruptionError, match="w; copy the file again, or read its"):
+        treepack.digest(path)
+
+
 @pytest.mark.parametrize("form", [True, "numbers"])
 def test_errors_of_damaged_blocks_have_a_cure(tmp_path: Path, form: Any) -> None:
     path = tmp_path / "model"

@@ -401,7 +401,7 @@ impl Catalog {
         };
         let statuses = watcher.detached(py, |watch| {
             let statuses = self.catalog.verify(source, checks, block, threads, watch);
-            statuses.map_err(|error| content.cause(error))
+            content.unless_changed(statuses)
         })?;
         let word = |word: &str| new_string(py, word.as_bytes());
         let words = [word("ok")?, word("corrupt")?, word("unchecked")?];
