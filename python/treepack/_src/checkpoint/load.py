@@ -298,9 +298,7 @@ class _Choice(NamedTuple):
 
     Attributes:
       marks: The leaves and empty containers to load; `None` for all.
-      corrupt: Damaged leaves that are left out.
       unverified: Leaves of a damaged file without checksums.
-      mismatched: Arrays that are left out for their shape.
       is_cut: Whether further leaves may be missing because of damage.
     """
 

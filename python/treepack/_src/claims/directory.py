@@ -62,7 +62,6 @@ class Written(NamedTuple):
     """A file with shards.
 
     Attributes:
-      plan: The checksum of its plan.
       others: The name, size and record of each other file with shards of its process.
       places: The file of each shard, in the order of the plan: 0 for this file, 1 for the first of
         `others`. Empty if all are in this file.

@@ -66,7 +66,6 @@ class Copy(NamedTuple):
       tree: The state; a damaged leaf is the error.
       record: The record with the bytes after it; `None` for a part.
       described: Whether the file has a record.
-      has_metadata: Whether the metadata of the file are copied.
     """
 
     source: Tree

@@ -54,7 +54,6 @@ class Made(NamedTuple):
 
     @staticmethod
     def names(*some: Made | str) -> list[str]:
-        """Returns a path of each here."""
         return [it if isinstance(it, str) else it.assembly.paths[0] for it in some]
 
     def fill(

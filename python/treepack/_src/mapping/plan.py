@@ -63,7 +63,6 @@ class Plan(NamedTuple):
       made: The arrays that are assembled, by their paths there.
       same: The paths here of leaves that only get other names, by their paths there.
       ties: Further arrays for paths that are in `made`, which must be equal to these.
-      unused: The rules without a match.
       left: The paths here that no rule takes.
       hidden: The paths of `left` in whose place there a rule puts another leaf.
     """

@@ -40,9 +40,6 @@ class Rule:
     Attributes:
       text: For errors, as the caller wrote it.
       is_plain: Whether it only gives other names; its paths may be of containers.
-      along: The axis along which several arrays of one side are one of the other.
-      pad: The sizes to which axes of the tree are filled with zeros.
-      scales: The path of the factors of blocks of elements, on the side of the file.
       inexact: Whether elements may be rounded on the way back.
       is_checked: Whether elements must be equal once they are computed back.
     """

@@ -24,7 +24,6 @@ class NodeKind(NamedTuple):
       flax_message: Takes a template container, a state with other children, the names of the
         container's, and the path; returns flax's message.
       sort: Of registered types: `"struct"` of flax, `"pytree"` of JAX.
-      upgrade: Converts a state from an older form.
       final: Whether a handler of the program converts the whole subtree.
       open: Returns `children` and `make` of one container at once, if that saves work.
     """

@@ -58,16 +58,10 @@ class Reader:
     again.
 
     Attributes:
-      base: The base of a patch that the caller passed.
       format: The format in words; `None` for treepack's and flax's.
-      is_file_object: Whether each read calls a file object of the caller.
       may_change: Whether the source is memory that other code may change.
-      inflated: The number of bytes decompressed from gzip.
       linked: The sizes of files that an earlier step of a run wrote, by name.
-      damaged_files: The files in which `verify` found damaged leaves.
-      is_patch: Whether a patch was joined with its base.
       separator: The text between the keys in names of leaves; `None` if they have paths.
-      has_types: Whether the format has the types of containers.
       is_mapped: Whether leaves have other paths and layouts than in the file.
       salvages: Whether it opens damaged files, and reads only their intact leaves.
     """

@@ -27,7 +27,6 @@ class FixedFields(NamedTuple):
 
     Attributes:
       static: The names of the static data; `None` if unknown.
-      make: Takes a template and new children in the same order, returns a new node.
       head: The static data before these.
       exactly: The number of attributes, if known; other nodes are flattened in Python.
       code: Whether functions among the children are not state. Nodes with functions are flattened

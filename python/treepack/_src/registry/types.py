@@ -35,10 +35,8 @@ class NodeType(NamedTuple):
     Attributes:
       flatten: Takes a node, and what the save leaves out; returns its encoded static data, and its
         children by name.
-      unflatten: Takes static data, names and children, returns a node.
-      unflatten_abstract: The same for placeholders as children, which code of the type might
+      unflatten_abstract: `unflatten` for placeholders as children, which code of the type might
         reject.
-      decode: Decodes static data.
       fields: The names of the children and of the static data, if all nodes have the same. Nodes
         saved with other fields must be converted; see `evolved`.
       checked: Whether nodes have exactly these children and static data; otherwise `fields` only
@@ -47,8 +45,6 @@ class NodeType(NamedTuple):
         was saved with them; returns these fields and the type's, split into children and static
         data, and the parts split accordingly. A static field named "" is a mark of the type's
         library.
-      upgrade: Takes static data by name, children by name, and the version in which they were
-        saved; returns both in this version.
       order: The indices into `fields` (children first) in the order of the type's arguments, if
         calling the type with them equals `unflatten` (it is faster).
       writes_auxdata: Whether JAX's auxdata are stored unchanged.

@@ -50,13 +50,10 @@ class Restore:
 
     Attributes:
       everywhere: Whether it also converts leaves where the template has NumPy arrays.
-      restore_child: Restores a child of the template in Python.
-      child: The same, or the core.
+      child: `restore_child`, or the core.
       kinds: The kinds of the saved containers; see `_core.mark_older`.
       convert: Converts leaves. If it is set, walks over states visit the tree twice.
-      flax_message: flax's message for the first difference in structure.
-      collected: The leaves to convert, while it collects them.
-      cells: For each of these, a one-element list that receives its conversion.
+      cells: For each of `collected`, a one-element list that receives its conversion.
       conversions: Leaves and their conversions that are not in `converted` yet.
       converted: Leaves and their conversions by path, once another walk looks one up.
       deeper: Old and new path of a leaf that is one level deeper in the state, or in the template.

@@ -218,11 +218,9 @@ class Opened(NamedTuple):
     """Data that can be read in parts.
 
     Attributes:
-      content: The data, decompressed.
       damage: A description of damage to the gzip stream, or `None`.
       inflated: The number of bytes decompressed from gzip.
       blocks: The reader of a remote file or file object.
-      nbytes: The size of the file.
       is_patch: Whether a patch was joined with its base.
     """
 
