@@ -262,6 +262,39 @@ def test_a_damaged_file_harms_all_steps_that_share_it(tmp_path: Path) -> None:
     check(run, 6, state(6))
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_truncated_file_is_not_linked(tmp_path: Path, again: bool) -> None:
+    run = Series(tmp_path, unchanged="link")
+    run.save(0, state(0))
+    run.save(1, state(1))
+    (name,) = {*files(run, 0)} - {MANIFEST}
+    os.truncate(Path(run.path(0)) / name, 50_000)
+    step = 1 if again else 2
+    with pytest.warns(UserWarning, match=rf"{name} has the wrong size.*every earlier step"):
+        run.save(step, state(step))
+    check(run, step, state(step))
+    assert name not in files(run, step)
+    run.save(3, state(3))
+    assert added(run, 3) < 10_000
+
+
+def test_a_truncated_file_of_the_run_is_copied_from_the_fast_tier(tmp_path: Path) -> None:
+    durable = tmp_path / "run"
+    run = Series(durable, fast=tmp_path / "fast", unchanged="link")
+
+    def save(step: int) -> None:
+        run.save(step, state(step))
+        run.wait()
+
+    save(0)
+    (name,) = {*files(run, 0)} - {MANIFEST}
+    os.truncate(durable / "step_0" / name, 50_000)
+    with pytest.warns(UserWarning, match=rf"{name} has the wrong size.*every earlier step"):
+        save(1)
+    assert (durable / "step_1").exists()
+    check(Series(durable), 1, state(1))
+
+
 def test_a_step_is_salvaged_without_its_manifest(tmp_path: Path) -> None:
     run = Series(tmp_path, unchanged="link")
     for step in range(4):

@@ -8,10 +8,11 @@ import treepack._core as core
 from treepack._src.claims.directory import Directory
 from treepack._src.layouts.layout import Encoding
 from treepack._src.options import Progress, Saved, Writing
+from treepack._src.saving.linking import unlinked
 from treepack._src.saving.sharded import ShardedWrite
 from treepack._src.sharded.files import MANIFEST, save_of
 from treepack._src.storage.address import Address
-from treepack.errors import CorruptionError, TreepackError
+from treepack.errors import TreepackError
 
 
 class FileWrite:
@@ -65,15 +66,11 @@ def copy_checkpoint(
             name, expected, _ = file
             if before is not None and file in there:
                 directory.linked.add(name)
-                with contextlib.suppress(OSError, NotImplementedError):  # then it is copied
-                    (before / name).link_to(directory.file(name), durable=True)
+                with unlinked():  # then it is copied
+                    (before / name).link_to(directory.file(name), expected, durable=True)
                     continue
             nbytes = (source / name).copy_to(directory.file(name))
-            if nbytes != expected:
-                raise CorruptionError(
-                    f"{(source / name).shown} has the wrong size: expected {expected} bytes, "
-                    f"found {nbytes}"
-                )
+            (source / name).check_nbytes(nbytes, expected)
         directory.commit(data, directory.names(), durable=True)
     finally:
         directory.clean()

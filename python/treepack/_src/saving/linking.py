@@ -17,7 +17,7 @@ import os
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +32,7 @@ from treepack._src.printable import warn
 from treepack._src.sharded.files import ShardFile
 from treepack._src.sharded.reading import ShardedReader
 from treepack._src.storage.address import Address
-from treepack.errors import TreepackError
+from treepack.errors import CorruptionError, TreepackError
 
 # The maximum number of linked files of a process and step; with the two that it writes, 20.
 _MOST_LINKED = 18
@@ -170,6 +170,16 @@ class Step(NamedTuple):
         return most[:_MOST_LINKED]
 
 
+@contextlib.contextmanager
+def unlinked() -> Iterator[None]:
+    """Suppresses the errors of `Address.link_to`; warns of a damaged file."""
+    try:
+        with contextlib.suppress(OSError, NotImplementedError):
+            yield
+    except CorruptionError as error:
+        warn(f"{error}. It is not linked again, but every earlier step that shares it is damaged")
+
+
 class Linking:
     """`step` was saved or resumed last, once its files are known."""
 
@@ -213,8 +223,9 @@ class Linking:
         warns = os.path.dirname(last.path) == os.path.dirname(step.path)  # noqa: PTH120
         for name in last.worth_linking(parts, unchanged):
             directory.linked.add(name)
-            with contextlib.suppress(OSError, NotImplementedError):  # then it is not linked
-                self._link(last.path / name, directory.file(name), warns, durable=durable)
+            with unlinked():  # then its leaves are written
+                source, target, nbytes = last.path / name, directory.file(name), last.files[name][1]
+                self._link(source, target, nbytes, warns, durable=durable)
                 numbers = [number for number, file in unchanged.items() if file == name]
                 done.update(numbers)
                 shards = [parts[number] for number in numbers]
@@ -222,9 +233,11 @@ class Linking:
                 step.add(last.files[name], shards, digests, last.sizes[name])
         return done
 
-    def _link(self, source: Address, target: Address, warns: bool, *, durable: bool) -> None:
+    def _link(
+        self, source: Address, target: Address, nbytes: int, warns: bool, *, durable: bool
+    ) -> None:
         try:
-            source.link_to(target, durable=durable)
+            source.link_to(target, nbytes, durable=durable)
         except FileNotFoundError:
             raise
         except OSError as error:

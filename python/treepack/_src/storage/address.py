@@ -23,6 +23,7 @@ from treepack._src.storage.naming import naming
 from treepack._src.storage.store import NO_FILE, Entry, Store, is_hidden
 from treepack._src.storage.stores import file_at, remote_store
 from treepack._src.storage.urls import Url, local, shown
+from treepack.errors import CorruptionError
 
 _DISK = Disk()
 
@@ -282,6 +283,12 @@ class Address(str):
             return repeated(os.stat, str(self)).st_size
         return _remote.remote(self.url)[0].nbytes
 
+    def check_nbytes(self, found: int, expected: int) -> None:
+        if found != expected:
+            raise CorruptionError(
+                f"{self.shown} has the wrong size: expected {expected} bytes, found {found}"
+            )
+
     def is_object(self) -> bool:
         if self.url is not None:
             store, path = remote_store(self.url)
@@ -306,11 +313,14 @@ class Address(str):
             with contextlib.suppress(OSError):
                 core.remove_if_dead(Path(self))
 
-    def link_to(self, target: Address, *, durable: bool) -> None:
+    def link_to(self, target: Address, nbytes: int, *, durable: bool) -> None:
         """Links the file to another name, or has its store copy it.
 
-        Raises an OSError or, from libraries, a NotImplementedError if the store cannot.
+        Raises an OSError or, from libraries, a NotImplementedError if the store cannot, and a
+        CorruptionError if a local file does not have `nbytes` bytes.
         """
+        if self.url is None:  # in a store this would take a request
+            self.check_nbytes(self.nbytes(), nbytes)
         (store, old), (_, new) = self.store(), target.store()
         if self.real() == target.real() and store.exists(old):  # a checkpoint is saved again
             return
