@@ -57,6 +57,19 @@ def test_all_verbs(server: gcs.Server, sharded: bool, scheme: str) -> None:
         treepack.load(url, storage_options=options)
 
 
+def test_a_run_copies_unchanged_files_inside_the_store(server: gcs.Server) -> None:
+    options: Any = {"unchanged": "link", "storage_options": server.options}
+    run = treepack.Series("gs://bucket/run 1", keep=treepack.Keep(last=2), **options)
+    for step in range(3):
+        run.save(step, TREE | {"step": step, "w": np.full(100, step)})
+    found = treepack.Series("gs://bucket/run 1", **options).resume()
+    assert found is not None
+    same(found[1], TREE | {"step": 2, "w": np.full(100, 2)})
+    with treepack.open(run.path(2), storage_options=server.options) as file:
+        (shared,) = file.linked
+    assert {f"run 1/step_{step}/{shared}" for step in (1, 2)} <= server.objects.keys()
+
+
 @pytest.mark.campaign
 def test_uploads_in_parts(server: gcs.Server) -> None:
     large = {"w": np.arange(5 << 20)}

@@ -87,6 +87,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if expected is not None and int(expected) != found:
             self._answer(412, b"<Error><Code>PreconditionFailed</Code></Error>")
             return
+        source = self.headers.get("x-goog-copy-source")
+        if source is not None:
+            _, _, source = unquote(source).lstrip("/").partition("/")
+            if source not in self.server.objects:
+                self._answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
+                return
+            body, _ = self.server.objects[source]
         self.server.objects[name] = body, next(self.server.numbers)
         self._answer(200, b"", self._about(name))
 
