@@ -270,8 +270,11 @@ def test_a_truncated_file_is_not_linked(tmp_path: Path, again: bool) -> None:
     (name,) = {*files(run, 0)} - {MANIFEST}
     os.truncate(Path(run.path(0)) / name, 50_000)
     step = 1 if again else 2
-    with pytest.warns(UserWarning, match=rf"{name} has the wrong size.*every earlier step"):
+    with pytest.warns(
+        UserWarning, match=rf"{name} has the wrong size.*every earlier step"
+    ) as caught:
         run.save(step, state(step))
+    assert [it.filename for it in caught] == [__file__]
     check(run, step, state(step))
     assert name not in files(run, step)
     run.save(3, state(3))

@@ -8,7 +8,7 @@ import treepack._core as core
 from treepack._src.claims.directory import Directory
 from treepack._src.layouts.layout import Encoding
 from treepack._src.options import Progress, Saved, Writing
-from treepack._src.saving.linking import unlinked
+from treepack._src.saving.linking import LinkErrors
 from treepack._src.saving.sharded import ShardedWrite
 from treepack._src.sharded.files import MANIFEST, save_of
 from treepack._src.storage.address import Address
@@ -66,7 +66,7 @@ def copy_checkpoint(
             name, expected, _ = file
             if before is not None and file in there:
                 directory.linked.add(name)
-                with unlinked():  # then it is copied
+                with LinkErrors():  # then it is copied
                     (before / name).link_to(directory.file(name), expected, durable=True)
                     continue
             nbytes = (source / name).copy_to(directory.file(name))

@@ -17,7 +17,7 @@ import os
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -170,14 +170,18 @@ class Step(NamedTuple):
         return most[:_MOST_LINKED]
 
 
-@contextlib.contextmanager
-def unlinked() -> Iterator[None]:
+class LinkErrors:
     """Suppresses the errors of `Address.link_to`; warns of a damaged file."""
-    try:
-        with contextlib.suppress(OSError, NotImplementedError):
-            yield
-    except CorruptionError as error:
-        warn(f"{error}. It is not linked again, but every earlier step that shares it is damaged")
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        if isinstance(error, CorruptionError):
+            warn(
+                f"{error}. It is not linked again, but every earlier step that shares it is damaged"
+            )
+        return isinstance(error, (CorruptionError, OSError, NotImplementedError))
 
 
 class Linking:
@@ -223,7 +227,7 @@ class Linking:
         warns = os.path.dirname(last.path) == os.path.dirname(step.path)  # noqa: PTH120
         for name in last.worth_linking(parts, unchanged):
             directory.linked.add(name)
-            with unlinked():  # then its leaves are written
+            with LinkErrors():  # then its leaves are written
                 source, target, nbytes = last.path / name, directory.file(name), last.files[name][1]
                 self._link(source, target, nbytes, warns, durable=durable)
                 numbers = [number for number, file in unchanged.items() if file == name]
