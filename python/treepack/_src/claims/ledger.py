@@ -69,7 +69,7 @@ class Ledger:
 
     @staticmethod
     def sum_of(content: core.Content) -> tuple[int, int]:
-        """Returns the size in bytes and the CRC-32."""
+        """Returns the size in bytes and CRC-32."""
         crc = functools.reduce(lambda crc, piece: zlib.crc32(piece, crc), pieces(content), 0)
         return content.nbytes, crc
 

@@ -88,7 +88,6 @@ class Made(NamedTuple):
     def steps(
         self, source: Callable[[int], Source], box: Sequence[range], target: np.ndarray
     ) -> Iterator[Step]:
-        """Each part is small enough to be moved at a time."""
         most, itemsize = WINDOW_BYTES, self.dtype.itemsize
         for piece in self.assembly.pieces(box, target):
             one, part = source(piece.source), self.assembly.kind(piece.source)

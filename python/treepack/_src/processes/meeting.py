@@ -117,7 +117,7 @@ class Meeting:
             return mine, message["end"]
 
     def _message(self, outcome: object) -> Message:
-        """Returns the message to process 0: `error`, or for damage `differs`.
+        """Returns the message to process 0.
 
         An error of another process counts as damage: that process sends it.
         """

@@ -89,8 +89,6 @@ class Head(NamedTuple):
 
 
 class Versions:
-    """`replace` raises `Changed` if another writer did."""
-
     Changed: ClassVar[type[Exception]] = Ledger.Changed
 
     def __init__(self, path: Location, storage_options: StorageOptions):

@@ -52,7 +52,7 @@ ReadLeaf = Callable[[int, list[str]], Any]
 
 
 class Reader:
-    """Reads parts of an open file, using a catalog of its leaves.
+    """Reads parts of an open file.
 
     Threads may share it. It can be pickled unless it is of a file object: unpickling opens the file
     again.

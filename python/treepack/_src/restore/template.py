@@ -381,7 +381,7 @@ def _note_names(
 
 
 def _similar(name: str, more: list[Any], state: Any, restore: Restore, *, is_leaf: bool) -> str:
-    """Returns the path of an unexpected child with the same name below it, or a similar one.
+    """Finds an unexpected child with the same name below it, or a similar one.
 
     For a leaf, a leaf: also the only one in a container with a similar name.
     """

@@ -97,10 +97,7 @@ class Resuming:
         )
 
     def _candidates(self) -> Iterator[tuple[int, Checkpoints, bool, bool]]:
-        """Yields the checkpoints of all directories, the latest first, and the fast one first.
-
-        With each, whether it is a directory, and whether its save has ended.
-        """
+        """Yields the checkpoints of all directories, the latest first, and the fast one first."""
         tiers = [self.checkpoints]
         if self.fast is not None:  # in this order, since one may be copied and removed meanwhile
             tiers.insert(0, self.fast.checkpoints)
