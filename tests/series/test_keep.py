@@ -6,6 +6,7 @@ import math
 import os
 import tempfile
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +19,28 @@ import treepack
 from treepack._src.runs.checkpoints import Checkpoints
 from treepack._src.runs.contents import Summary
 
-VALUES = st.one_of(st.none(), st.sampled_from([math.nan, math.inf, -math.inf]), st.integers(0, 4))
+NUMBERS = st.one_of(st.sampled_from([math.nan, math.inf, -math.inf]), st.integers(0, 4))
+METRICS = st.fixed_dictionaries({}, optional={"loss": NUMBERS, "accuracy": NUMBERS})
+
+BEST = st.tuples(
+    st.sampled_from(["loss", "accuracy"]), st.integers(1, 3), st.sampled_from(["min", "max"])
+)
 
 KEEPS = st.builds(
     treepack.Keep,
     last=st.integers(1, 4),
     every=st.none() | st.integers(1, 20),
     seconds=st.none() | st.floats(0.5, 30),
-    best=st.none() | st.tuples(st.just("loss"), st.integers(1, 3), st.sampled_from(["min", "max"])),
+    best=st.none() | BEST | st.lists(BEST, min_size=1, max_size=3),
 )
 
 # A step is so much later than the one before, in steps and seconds (before, if the clock was set
-# back), and has a value of the metric.
+# back), and has metrics.
 # Then something else happens: the checkpoint is pinned, damaged, or the program starts again.
 EVENTS = st.tuples(
     st.integers(1, 9),
     st.floats(0, 9) | st.sampled_from([-1e5, -20.0, 1e5]),
-    VALUES,
+    METRICS,
     st.sampled_from(["nothing", "nothing", "pin", "damage", "restart"]),
 )
 
@@ -73,16 +79,19 @@ class Model:
         return False
 
     def is_best(self, wanted: Summary, whole: list[Summary]) -> bool:
-        if self.keep.best is None or "loss" not in wanted.metrics:
-            return False
-        _, count, mode = self.keep.best
-        value = wanted.metrics["loss"]
-        better = 0
-        for it in whole:
-            other = it.metrics.get("loss", math.nan)
-            is_better = other > value if mode == "max" else other < value
-            better += is_better or (other == value and it.step > wanted.step)
-        return not math.isnan(value) and better < count
+        best: Any = self.keep.best
+        for name, count, mode in best if isinstance(best, list) else [best] if best else []:
+            if not any(name in it.metrics for it in whole) and wanted.metrics:
+                return True  # the name may be a typo
+            value = wanted.metrics.get(name, math.nan)
+            better = 0
+            for it in whole:
+                other = it.metrics.get(name, math.nan)
+                is_better = other > value if mode == "max" else other < value
+                better += is_better or (other == value and it.step > wanted.step)
+            if not math.isnan(value) and better < count:
+                return True
+        return False
 
 
 @settings(max_examples=tiers.either(50, 500, nightly=10_000))
@@ -92,9 +101,9 @@ def test_the_rules_keep_what_a_model_keeps(keep: treepack.Keep, events: list[Any
     step, now = -1, 1e9
     model = Model(keep)
     there: list[Summary] = []
-    for distance, seconds, value, _ in events:
+    for distance, seconds, metrics, _ in events:
         step, now = step + distance, now + seconds
-        saved = Summary(step, now, {} if value is None else {"loss": value})
+        saved = Summary(step, now, metrics)
         model.save(saved)
         there.append(saved)
         kept = keep.kept(there)
@@ -119,10 +128,11 @@ def check_history(folder: Path, keep: treepack.Keep, events: list[Any]) -> None:
         patch.setattr(time, "time", lambda: now)
         model = Model(keep)
         run = treepack.Series(folder, keep=keep)
-        for distance, seconds, value, then in events:
+        for distance, seconds, metrics, then in events:
             step, now = step + distance, now + seconds
-            metrics = {} if value is None else {"loss": value}
-            run.save(step, {"step": step}, metrics=metrics, durable=False)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of metrics that no checkpoint has
+                run.save(step, {"step": step}, metrics=metrics, durable=False)
             model.save(Summary(step, now, metrics))
             assert run.steps() == [it.step for it in model.there]
             if then == "pin":
@@ -168,8 +178,22 @@ def test_what_goes_changes_nothing_of_what_stays(
         {"best": "loss"},
         {"best": 3},
         {"best": (3, "loss")},
+        {"best": []},
+        {"best": [("loss", 1, "min"), ("accuracy", 1)]},
+        {"best": [("loss", 1, "min"), "accuracy"]},
     ],
 )
 def test_rules_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         treepack.Keep(**options)
+
+
+def test_several_metrics_have_best_checkpoints(tmp_path: Path) -> None:
+    rules = [("loss", 1, "min"), ("accuracy", 1, "max")]
+    run = treepack.Series(tmp_path, keep=treepack.Keep(best=rules))
+    for step, (loss, accuracy) in enumerate([(3, 0.9), (1, 0.2), (2, 0.3), (4, 0.1)]):
+        run.save(step, {"step": step}, metrics={"loss": loss, "accuracy": accuracy})
+    assert run.steps() == [0, 1, 3]
+    assert (run.best("loss"), run.best("accuracy"), run.best("loss", "max")) == (1, 0, 3)
+    with pytest.raises(ValueError, match=r'requires a metric.*: keep has "loss", "accuracy"$'):
+        run.best()

@@ -33,9 +33,10 @@ class Keep:
       every: The minimum number of steps between older checkpoints that also stay, beginning with
         the first one: of steps 0, 1, 2, …, `every=4` keeps 0, 4, 8, ….
       seconds: The minimum number of seconds between the saves of older checkpoints that also stay.
-      best: A metric, the number of best checkpoints by it that also stay, and `"min"` or `"max"`.
-        Of equal values the later one is better; checkpoints without the metric, or with NaN, are
-        never best. While no checkpoint has the metric, all with other metrics stay, and saves warn.
+      best: A metric, the number of best checkpoints by it that also stay, and `"min"` or `"max"`;
+        or a list of these. Of equal values the later one is better; checkpoints without the metric,
+        or with NaN, are never best. While no checkpoint has a metric, all with others stay, and
+        saves warn.
 
     Raises:
       ValueError: If a number is too small, or `best` has another form.
@@ -53,7 +54,7 @@ class Keep:
     last: int = 1
     every: int | None = None
     seconds: float | None = None
-    best: Best | None = None
+    best: Best | Sequence[Best] | None = None
 
     if not TYPE_CHECKING:  # type checkers take `__init__`
 
@@ -63,16 +64,21 @@ class Keep:
             return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        if self.best is None:
-            return
-        best: tuple[Any, ...] = self.best if isinstance(self.best, tuple) else ()
-        if not 2 <= len(best) <= 3 or not isinstance(best[0], str) or not _is_count(best[1]):
-            raise ValueError(
-                "best must be the name of a metric, the number of checkpoints to keep (at least "
-                '1), and "min" or "max", such as ("loss", 2, "min") or ("accuracy", 2, "max"), got '
-                f"{self.best!r:.100}"
-            )
-        check_mode((*best, None)[2], f"best=({quoted(best[0])}, {best[1]}, ")
+        for rule in self.best_rules:
+            best: tuple[Any, ...] = rule if isinstance(rule, tuple) else ()
+            if not 2 <= len(best) <= 3 or not isinstance(best[0], str) or not _is_count(best[1]):
+                raise ValueError(
+                    "best must be the name of a metric, the number of checkpoints to keep (at "
+                    'least 1), and "min" or "max", such as ("loss", 2, "min") or ("accuracy", 2, '
+                    f'"max"), or a list of these, got {self.best!r:.100}'
+                )
+            check_mode((*best, None)[2], f"best=({quoted(best[0])}, {best[1]}, ")
+
+    @property
+    def best_rules(self) -> list[Best]:
+        """The rules of `best`."""
+        rules: Any = self.best
+        return list(rules) if rules and isinstance(rules, list) else [rules] * (rules is not None)
 
     def kept(self, checkpoints: Sequence[Summary]) -> set[int]:
         """Returns the steps that stay, of intact checkpoints in order."""
@@ -83,17 +89,16 @@ class Keep:
         if self.seconds is not None:
             times = ((each.step, each.time) for each in checkpoints if each.time is not None)
             steps.update(Checkpoints.spaced(times, self.seconds))
-        if self.best is not None:
-            steps.update(best_steps(checkpoints, *self.best))
-            if self.is_unseen(checkpoints):
-                steps.update(each.step for each in checkpoints if each.metrics)
+        for rule in self.best_rules:
+            steps.update(best_steps(checkpoints, *rule))
+        if self.unseen(checkpoints):
+            steps.update(each.step for each in checkpoints if each.metrics)
         return steps
 
-    def is_unseen(self, checkpoints: Sequence[Summary]) -> bool:
-        """Whether no checkpoint has the metric of `best`, perhaps a typo."""
-        return self.best is not None and not any(
-            self.best[0] in summary.metrics for summary in checkpoints
-        )
+    def unseen(self, checkpoints: Sequence[Summary]) -> list[str]:
+        """Returns the metrics of `best` that no checkpoint has, perhaps typos."""
+        names = {name for summary in checkpoints for name in summary.metrics}
+        return [name for name, _, _ in self.best_rules if name not in names]
 
 
 if not TYPE_CHECKING:  # `help` would show the signature of `__new__`
@@ -157,9 +162,10 @@ def tidy(
         check()
         listing.remove(map(folder.name, gone), map(folder.name, unfinished))
         checkpoints.forget(numbered.keys() - gone)
-        if keep.best is not None and intact[-1].metrics and keep.is_unseen(intact):
+        unseen = keep.unseen(intact)
+        if unseen and intact[-1].metrics:
             has = ", ".join(f"{name!r:.100}" for name in sorted(intact[-1].metrics)[:_MOST_NAMES])
             warn(
-                f"metrics has {has}, keep asks for {keep.best[0]!r:.100}: until a checkpoint has "
+                f"metrics has {has}, keep asks for {unseen[0]!r:.100}: until a checkpoint has "
                 "it, none with metrics is removed"
             )

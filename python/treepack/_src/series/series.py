@@ -312,23 +312,28 @@ class Series(Advising, lists="steps"):
         `treepack.load(run.path(run.best()), target)` loads it. Damaged checkpoints do not count.
 
         Args:
-          metric: The name of a metric. `None` takes the rule of `Keep(best=...)`.
+          metric: The name of a metric. `None` takes the only rule of `Keep(best=...)`.
           mode: Whether its least (`"min"`) or greatest (`"max"`) value is best; not needed if
             `Keep(best=...)` has this metric.
 
         Raises:
-          ValueError: If there is no `metric` or no `mode`, and the series has no such rule.
+          ValueError: If there is no `metric` or no `mode`, and the series has not one such rule.
           TreepackError: If checkpoints have metrics, but none has this one.
         """
-        rule = None if self._keep is None else self._keep.best
-        if metric is not None and (rule is None or rule[0] != metric or mode is not None):
+        rules = [] if self._keep is None else self._keep.best_rules
+        if metric is not None:
+            modes = {rule[2] for rule in rules if rule[0] == metric}
+            if mode is None and len(modes) == 1:
+                [mode] = modes
             check_mode(mode, f"best({quoted(str(metric))}, ")
-            rule = Keep(best=(metric, 1, mode or "min")).best
-        if rule is None:
+            rules = Keep(best=(metric, 1, mode or "min")).best_rules
+        if len(rules) != 1:
+            several = ", ".join(quoted(name) for name, _, _ in rules)
             raise ValueError(
                 'best() requires a metric, as in best("loss", "min"), or '
-                'keep=Keep(best=("loss", 1, "min"))'
+                f'keep=Keep(best=("loss", 1, "min")){several and f": keep has {several}"}'
             )
+        [rule] = rules
         summaries = []
         for step in self.steps():
             with contextlib.suppress(TreepackError):  # damaged, or removed meanwhile
