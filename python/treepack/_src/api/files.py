@@ -12,7 +12,7 @@ from treepack._src.checkpoint.file import File, Tree
 from treepack._src.checkpoint.load import load_file
 from treepack._src.checkpoint.select import chosen
 from treepack._src.formats import SEPARATOR, Format, Leaves, Write
-from treepack._src.formats.exchange import Alone, exchange_of, room_of
+from treepack._src.formats.exchange import Alone, exchange_folder_of, exchange_of
 from treepack._src.formats.named import named, nested
 from treepack._src.layouts.copying import Copy
 from treepack._src.layouts.layout import Encoding, base_of, state_layout
@@ -212,7 +212,9 @@ def save(
         return None
     exchange = Alone(tree)
     if saved.mapping is not None:
-        exchange, tree = _mapped(room_of(place), tree, saved, writing.threads, snapshot=background)
+        exchange, tree = _mapped(
+            exchange_folder_of(place), tree, saved, writing.threads, snapshot=background
+        )
     if saved.sharded:
         together = exchange.sharded(place, tree, saved, writing, snapshot=background)
         return saves.run(
@@ -254,7 +256,9 @@ def _saved(
             _export(format, place, *content, export, options)(options.get("progress"))
         return None
     threads = options.get("threads")
-    exchange, tree = _mapped(format.room(place), tree, saved, threads, snapshot=background)
+    exchange, tree = _mapped(
+        format.exchange_folder(place), tree, saved, threads, snapshot=background
+    )
     try:
         content = format.content_of(tree, saved)
         write = _export(
@@ -268,9 +272,9 @@ def _saved(
 
 
 def _mapped(
-    room: Address | None, tree: Any, saved: Saved, threads: int | None, *, snapshot: bool
+    folder: Address | None, tree: Any, saved: Saved, threads: int | None, *, snapshot: bool
 ) -> tuple[Alone, Any]:
-    exchange = exchange_of(room, tree, saved, snapshot=snapshot, threads=threads)
+    exchange = exchange_of(folder, tree, saved, snapshot=snapshot, threads=threads)
     try:
         if saved.mapping is None:
             return exchange, exchange.tree

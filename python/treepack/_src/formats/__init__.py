@@ -93,7 +93,7 @@ class Format:
                 f"{self.name}: leave them out"
             )
 
-    def room(self, path: Any) -> Any:
+    def exchange_folder(self, path: Any) -> Any:
         return None
 
     def content_of(self, tree: Any, saved: Saved) -> tuple[Leaves, Mapping[str, str] | None]:

@@ -253,7 +253,7 @@ class Rearranged:
         try:
             with contextlib.ExitStack() as stack:
                 if self._exchange.index == 0:
-                    stack.enter_context(leased_room(self._path))
+                    stack.enter_context(leased_exchange_folder(self._path))
                 stack.enter_context(self._exchange.opened(None, 0))
                 self._write(progress)
         except BaseException as error:
@@ -275,20 +275,20 @@ class Rearranged:
         return zlib.crc32("".join(map(repr, leaves)).encode())
 
 
-def room_of(path: Address) -> Address:
+def exchange_folder_of(path: Address) -> Address:
     return path.beside(f".{os.path.basename(path)}")  # noqa: PTH119
 
 
 @contextlib.contextmanager
-def leased_room(path: Address) -> Iterator[Permit]:
-    room = room_of(path)
+def leased_exchange_folder(path: Address) -> Iterator[Permit]:
+    folder = exchange_folder_of(path)
     try:
-        with Permit.taken(room, secrets.token_hex(4)) as permit:
+        with Permit.taken(folder, secrets.token_hex(4)) as permit:
             yield permit
     finally:
-        if room.is_local:
+        if folder.is_local:
             with contextlib.suppress(OSError):
-                Path(room).rmdir()
+                Path(folder).rmdir()
 
 
 def exchange_of(

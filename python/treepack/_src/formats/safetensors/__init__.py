@@ -8,7 +8,7 @@ import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src.arrays.deferred import InContent
 from treepack._src.formats import SEPARATOR, Format, Leaves, Write, readable_suffixes
-from treepack._src.formats.exchange import Alone, room_of
+from treepack._src.formats.exchange import Alone, exchange_folder_of
 from treepack._src.formats.named import named, nested
 from treepack._src.formats.safetensors.header import INDEX_SUFFIX, SUFFIXES, has_suffix
 from treepack._src.formats.safetensors.reading import RepositoryReader, SafetensorsReader
@@ -62,8 +62,8 @@ class Safetensors(Format):
                     "file: choose another path"
                 )
 
-    def room(self, path: Address) -> Address | None:
-        return room_of(path) if has_suffix(path) else path
+    def exchange_folder(self, path: Address) -> Address | None:
+        return exchange_folder_of(path) if has_suffix(path) else path
 
     def content_of(self, tree: Any, saved: Saved) -> tuple[Leaves, Mapping[str, str] | None]:
         return leaves_to_save(tree, saved.static), text_metadata(saved.metadata)

@@ -30,9 +30,9 @@ from treepack._src.claims.lease import Permit
 from treepack._src.formats.exchange import (
     ARRAYS,
     Alone,
-    leased_room,
+    exchange_folder_of,
+    leased_exchange_folder,
     remove_shards,
-    room_of,
     writers_of,
 )
 from treepack._src.formats.named import without_dtype
@@ -218,16 +218,21 @@ class Save:
 
     def _lead_file(self, tell: Tell | None) -> None:
         if self._exchange.count > 1:
-            with leased_room(self._path) as permit, self._exchange.opened(tell, self._nbytes):
+            with (
+                leased_exchange_folder(self._path) as permit,
+                self._exchange.opened(tell, self._nbytes),
+            ):
                 self._exchange.agree(self._plan, ["", []])
                 self._write_and_gather([], tell, permit)
             return
         self._write([], tell, Permit())
-        room = room_of(self._path)
+        folder = exchange_folder_of(self._path)
         with contextlib.suppress(OSError, BusyError):
-            if room.is_local and room.is_directory():  # of a save of several processes, if killed
-                with leased_room(self._path):
-                    remove_shards(room)
+            if (
+                folder.is_local and folder.is_directory()
+            ):  # of a save of several processes, if killed
+                with leased_exchange_folder(self._path):
+                    remove_shards(folder)
 
     def _lead_directory(self, tell: Tell | None) -> None:
         path, save = self._path, secrets.token_hex(4)
