@@ -45,7 +45,7 @@ class Change:
     """The change of a module between two files; norms are Euclidean.
 
     Attributes:
-      arrays: The number of arrays of the same shape in both.
+      arrays: The number of arrays of equal shape in both.
       norm: The norm of the first version.
       other_norm: The norm of the second one.
       change: The norm of their difference.

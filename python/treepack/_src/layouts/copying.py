@@ -62,7 +62,6 @@ class Copy(NamedTuple):
     """The content of an open file, or of a part of it.
 
     Attributes:
-      source: The file, for its metadata.
       tree: The state; a damaged leaf is the error.
       record: The record with the bytes after it; `None` for a part.
       described: Whether the file has a record.

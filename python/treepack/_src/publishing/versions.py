@@ -115,7 +115,7 @@ class Versions:
     def loaded(self, head: Head, held: Head | None = None, max_size: int | None = None) -> Head:
         """Returns a head with its newest version, assembled from the fewest bytes.
 
-        `held` is a head with its version in memory, perhaps the same.
+        `held` has its version in memory, and may be the same head.
         """
         start, is_anchor = _start(head.versions, held)
         content = None if held is None else held.content

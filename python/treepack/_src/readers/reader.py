@@ -52,10 +52,9 @@ ReadLeaf = Callable[[int, list[str]], Any]
 
 
 class Reader:
-    """Reads parts of an open file.
+    """An open file, which threads may share.
 
-    Threads may share it. It can be pickled unless it is of a file object: unpickling opens the file
-    again.
+    Unless it is of a file object, it can be pickled: unpickling opens the file again.
 
     Attributes:
       format: The format in words; `None` for treepack's and flax's.

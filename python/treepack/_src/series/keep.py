@@ -76,7 +76,6 @@ class Keep:
 
     @property
     def best_rules(self) -> list[Best]:
-        """The rules of `best`."""
         rules: Any = self.best
         return list(rules) if rules and isinstance(rules, list) else [rules] * (rules is not None)
 

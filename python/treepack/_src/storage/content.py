@@ -215,7 +215,7 @@ def _name_of_base(patch: core.Content, *, salvage: bool) -> tuple[str, DecodeErr
 
 
 class Opened(NamedTuple):
-    """Data that can be read in parts.
+    """Data that are read in parts.
 
     Attributes:
       damage: A description of damage to the gzip stream, or `None`.
