@@ -75,7 +75,7 @@ class Reader:
     is_mapped = False
     bytes_after = _AHEAD_BYTES
     base: Any = None
-    is_file_object = False
+    is_file_object: bool = False
 
     def __init__(self, source: Openable, opened: Opened, *, salvage: bool = False, **options: Any):
         is_path = isinstance(source, Address)
