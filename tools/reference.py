@@ -80,7 +80,8 @@ class Options(griffe.Extension):
 
 def _value(default: Any, where: griffe.Object) -> Any:
     """Returns a default; of a constant of the package, its value."""
-    if isinstance(default, griffe.ExprName) and default.canonical_path.startswith("treepack."):
+    is_name = isinstance(default, (griffe.ExprName, griffe.ExprAttribute))
+    if is_name and default.canonical_path.startswith("treepack."):
         named = where.modules_collection[default.canonical_path]
-        return named.value if named.is_attribute else default
+        return _value(named.value, where) if named.is_attribute else default
     return default

@@ -24,7 +24,7 @@ const BLOCK_BYTES: usize = 1 << 20;
 
 /// Blocks read ahead of the disk where nothing is summed: arrays that are computed whole when their
 /// first bytes are read take as long as many blocks.
-const AHEAD: usize = 32;
+const AHEAD: usize = 16;
 
 /// Bytes copied and summed at a time, in the caches of one core.
 const SUM_BYTES: usize = 128 << 10;

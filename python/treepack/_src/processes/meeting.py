@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from treepack._src import options as _options
 from treepack._src.interop import jax as _jax
-from treepack._src.options import TIMEOUT_S
 from treepack._src.processes.group import Group, Message, text_of
 from treepack._src.processes.preemption import Preemption
 from treepack.errors import CorruptionError, OthersError
@@ -34,7 +34,7 @@ class Meeting:
     `preemption` notices SIGTERM, which ends all processes; `None` before `listen`.
     """
 
-    TIMEOUT_S = TIMEOUT_S
+    TIMEOUT_S = _options.TIMEOUT_S
 
     def __init__(self, call: str, timeout: float, is_damage: IsError = lambda _: False):
         self._call, self._timeout, self._is_damage = call, timeout, is_damage
