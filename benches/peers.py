@@ -112,31 +112,26 @@ def _eformer() -> Library:
 def _msgspec() -> Library:
     import msgspec
 
-    def pack(node: Tree) -> Any:
-        if isinstance(node, dict):
-            return {key: pack(value) for key, value in node.items()}
-        array = np.ascontiguousarray(node)
-        memory = memoryview(array.reshape(-1).view(np.uint8))
-        return [list(array.shape), array.dtype.name, memory]
-
     encoder, decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder()
     return _bytes_library(
-        lambda tree: encoder.encode(pack(tree)), lambda data: _unpack(decoder.decode(data))
+        lambda tree: encoder.encode(_pack(tree)), lambda data: _unpack(decoder.decode(data))
     )
 
 
 def _ormsgpack() -> Library:
     import ormsgpack
 
-    def pack(node: Tree) -> Any:
-        if isinstance(node, dict):
-            return {key: pack(value) for key, value in node.items()}
-        array = np.asarray(node)
-        return [list(array.shape), array.dtype.name, array.tobytes()]
-
     return _bytes_library(
-        lambda tree: ormsgpack.packb(pack(tree)), lambda data: _unpack(ormsgpack.unpackb(data))
+        lambda tree: ormsgpack.packb(_pack(tree)), lambda data: _unpack(ormsgpack.unpackb(data))
     )
+
+
+def _pack(node: Tree) -> Any:
+    if isinstance(node, dict):
+        return {key: _pack(value) for key, value in node.items()}
+    array = np.ascontiguousarray(node)
+    memory = memoryview(array.reshape(-1).view(np.uint8))
+    return [list(array.shape), array.dtype.name, memory]
 
 
 def _unpack(node: Any) -> Tree:
@@ -147,10 +142,17 @@ def _unpack(node: Any) -> Tree:
 
 
 def _pickle() -> Library:
-    def encode(tree: Tree) -> bytes:
-        return pickle.dumps(jax.tree.map(np.asarray, tree), protocol=5)
+    def save(tree: Tree, path: Path) -> None:
+        with path.open("wb") as file:  # large arrays go to it without a copy
+            pickle.dump(jax.tree.map(np.asarray, tree), file, protocol=5)
 
-    return _bytes_library(encode, pickle.loads)
+    return Library(
+        lambda tree: pickle.dumps(jax.tree.map(np.asarray, tree), protocol=5),
+        pickle.loads,
+        save,
+        lambda path: pickle.loads(_map(path)),
+        "protocol 5, dumps into the file, reads a mapped file",
+    )
 
 
 def _arrow() -> Library:

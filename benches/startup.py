@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 PEERS = {
-    "treepack, trees of NumPy": "import treepack; treepack.loads(treepack.dumps({'a': 1}))",
+    "treepack, NumPy trees": "import treepack; treepack.loads(treepack.dumps({'a': 1}))",
     "treepack, with jax": "import treepack, jax",
     "flax.serialization": "from flax import serialization",
     "eformer.pytree.serialization": "from eformer.pytree import serialization",

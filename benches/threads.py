@@ -33,8 +33,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, tree in (
             ("64 MiB in 8 arrays", large),
-            ("5,000 arrays of NumPy", small),
-            ("5,000 arrays of jax", jax.tree.map(jax.numpy.asarray, small)),
+            ("5,000 NumPy arrays", small),
+            ("5,000 jax arrays", jax.tree.map(jax.numpy.asarray, small)),
         ):
             for verb, call in calls(Path(folder), tree).items():
                 print(f"{name:24}{verb:8}{ratio(call):6.2f}", flush=True)

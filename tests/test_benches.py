@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -23,3 +25,9 @@ def test_names_of_treepack_are_there(path: Path) -> None:
             for name in node.names:
                 if not hasattr(module, name.name):  # a module of a package is imported first
                     importlib.import_module(f"{node.module}.{name.name}")
+
+
+def test_settings_of_peers_differ_from_their_defaults() -> None:
+    if pickle.DEFAULT_PROTOCOL < 5:
+        results = json.loads((BENCHES / "results" / "results.json").read_text())
+        assert "protocol 5" in results["settings"]["pickle"]
