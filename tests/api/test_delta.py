@@ -338,3 +338,10 @@ def test_unchanged_arrays_of_the_base_keep_their_place():
     assert found["b"].sharding == there
     found = treepack.loads(patch, base=held, device=jax.devices()[1])
     assert {leaf.devices().pop() for leaf in found.values()} == {jax.devices()[1]}
+
+
+@pytest.mark.parametrize("keys", ["{}", "params/layers_{}/attention/query/kernel"])
+def test_unchanged_arrays_take_few_bytes(keys: str) -> None:
+    count = 300
+    held = {keys.format(at): np.ones(1000, np.float32) for at in range(count)}
+    assert len(treepack.dumps(held, base=held)) < 100 * count
