@@ -439,7 +439,7 @@ class MappedReader(Reader):
         for rule in self.plan.unused[:1] if missing else ():
             near = rule.near(self._values, self.there)
             lacks |= {it.path: it.text + near for it in missing if it.text.endswith(rule.text)}
-        made = (fault for fault in self.unlike() if fault.path in self.plan.made)
+        made = filter(None, map(self._unlike_made, self.plan.made))
         return {fault.path: fault.text for fault in made} | lacks
 
     def unmatched(self) -> str:
@@ -480,18 +480,23 @@ class MappedReader(Reader):
         code = old & {_paths.text(parts) for parts, leaf in leaves_of(plain, ()) if leaf is None}
         return [new for new, path in self.plan.same.items() if path in code]
 
+    def _unlike_made(self, path: str) -> Fault | None:
+        one, wanted = self.plan.made.get(path), (self.there or {}).get(path)
+        if one is None or wanted is None or one.assembly.result.shape == wanted.shape:
+            return None
+        text = (
+            f"the target has {[*wanted.shape]}, the rule makes "
+            f"{[*one.assembly.result.shape]} of {[*one.assembly.parts[0].shape]}"
+        )
+        return Fault(path, f"{text}; {one.rule.text}", is_unfit=True)
+
     def unlike(self) -> Iterator[Fault]:
         """Yields the leaves of the template that no rule makes, or in another shape."""
         plan, made = self.plan, self.plan.made
         known = {*self.outcome, *(fault.path for fault in plan.faults), *self.left_out()}
         for path, wanted in (self.there or {}).items():
-            if path in made and made[path].assembly.result.shape != wanted.shape:
-                one = made[path]
-                text = (
-                    f"the target has {[*wanted.shape]}, the rule makes "
-                    f"{[*one.assembly.result.shape]} of {[*one.assembly.parts[0].shape]}"
-                )
-                yield Fault(path, f"{text}; {one.rule.text}", is_unfit=True)
+            if (fault := self._unlike_made(path)) is not None:
+                yield fault
             elif path in plan.same and path not in made:
                 saved = self._leaf_of(self._values[plan.same[path]])
                 if saved.dtype is not None and saved.shape != wanted.shape:

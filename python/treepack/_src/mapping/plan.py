@@ -455,7 +455,7 @@ def _parts(rule: Rule, side: Side, axes: Sequence[str], sizes: Mapping[str, int]
 
 
 def _is_laid(shape: Shape, expected: Sequence[int]) -> bool:
-    """Returns whether factors lie as expected, but for unit dimensions, or flat in that order."""
+    """Returns whether factors have the expected shape, except for unit axes, or are flat."""
     sizes = [size for size in shape if size != 1]
     return sizes in ([size for size in expected if size != 1], [math.prod(expected)])
 

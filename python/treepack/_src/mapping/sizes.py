@@ -64,7 +64,7 @@ def part_of(axis: str, number: int) -> str:
 
 
 class Given(NamedTuple):
-    """What is known.
+    """The sizes that are known.
 
     Attributes:
       counts: The numbers of arrays here by their indices.

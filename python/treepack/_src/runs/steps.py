@@ -140,7 +140,7 @@ class Folder:
 
 
 def _other_content(names: list[str]) -> str | None:
-    """Describes a directory, by its names, that is taken for that of a series."""
+    """Describes a directory that no series has saved to, by the names in it."""
     if Names(names).are_sharded:
         return "it is a checkpoint itself: load it, or pass the directory above it"
     if any(map(_VERSION.fullmatch, names)):

@@ -228,9 +228,8 @@ class Save:
         self._write([], tell, Permit())
         folder = exchange_folder_of(self._path)
         with contextlib.suppress(OSError, BusyError):
-            if (
-                folder.is_local and folder.is_directory()
-            ):  # of a save of several processes, if killed
+            # Of a save of several processes that was killed.
+            if folder.is_local and folder.is_directory():
                 with leased_exchange_folder(self._path):
                     remove_shards(folder)
 
