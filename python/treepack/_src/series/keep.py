@@ -54,7 +54,7 @@ class Keep:
     last: int = 1
     every: int | None = None
     seconds: float | None = None
-    best: Best | Sequence[Best] | None = None
+    best: Best | list[Best] | None = None
 
     if not TYPE_CHECKING:  # type checkers take `__init__`
 
@@ -77,7 +77,9 @@ class Keep:
     @property
     def best_rules(self) -> list[Best]:
         rules: Any = self.best
-        return list(rules) if rules and isinstance(rules, list) else [rules] * (rules is not None)
+        if rules is None:
+            return []
+        return list(rules) if rules and isinstance(rules, list) else [rules]
 
     def kept(self, checkpoints: Sequence[Summary]) -> set[int]:
         """Returns the steps that stay, of intact checkpoints in order."""

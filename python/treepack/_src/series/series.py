@@ -404,7 +404,7 @@ class Series(Advising, lists="steps"):
           ...     print(error.code, run.steps())
           143 [0, 1000, 1201]
         """
-        return _Block("preemption", self._preemption())
+        return _Preemption(self._preemption())
 
     @contextlib.contextmanager
     def _preemption(self) -> Iterator[None]:
@@ -495,11 +495,11 @@ class Series(Advising, lists="steps"):
             raise TreepackError(f"no checkpoint of step {step} in {folder}: {there}")
 
 
-class _Block(AbstractContextManager[None]):
+class _Preemption(AbstractContextManager[None]):
     """Warns if no `with` statement has entered it."""
 
-    def __init__(self, name: str, inner: AbstractContextManager[None]):
-        self._name, self._inner, self._is_entered = name, inner, False
+    def __init__(self, inner: AbstractContextManager[None]):
+        self._inner, self._is_entered = inner, False
 
     def __enter__(self) -> None:
         self._is_entered = True
@@ -510,7 +510,7 @@ class _Block(AbstractContextManager[None]):
 
     def __del__(self) -> None:
         if not self._is_entered:
-            warn(f"{self._name}() has no effect: write `with run.{self._name}():` around the loop")
+            warn("preemption() has no effect: write `with run.preemption():` around the loop")
 
 
 def _links(unchanged: str, full_every: int | None, sharded: bool | None) -> bool:
