@@ -64,7 +64,7 @@ class Keep:
             return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        for rule in self.best_rules:
+        for rule in best_rules(self):
             best: tuple[Any, ...] = rule if isinstance(rule, tuple) else ()
             if not 2 <= len(best) <= 3 or not isinstance(best[0], str) or not _is_count(best[1]):
                 raise ValueError(
@@ -73,13 +73,6 @@ class Keep:
                     f'"max"), or a list of these, got {self.best!r:.100}'
                 )
             check_mode((*best, None)[2], f"best=({quoted(best[0])}, {best[1]}, ")
-
-    @property
-    def best_rules(self) -> list[Best]:
-        rules: Any = self.best
-        if rules is None:
-            return []
-        return list(rules) if rules and isinstance(rules, list) else [rules]
 
     def kept(self, checkpoints: Sequence[Summary]) -> set[int]:
         """Returns the steps that stay, of intact checkpoints in order."""
@@ -90,7 +83,7 @@ class Keep:
         if self.seconds is not None:
             times = ((each.step, each.time) for each in checkpoints if each.time is not None)
             steps.update(Checkpoints.spaced(times, self.seconds))
-        for rule in self.best_rules:
+        for rule in best_rules(self):
             steps.update(best_steps(checkpoints, *rule))
         if self.unseen(checkpoints):
             steps.update(each.step for each in checkpoints if each.metrics)
@@ -99,12 +92,19 @@ class Keep:
     def unseen(self, checkpoints: Sequence[Summary]) -> list[str]:
         """Returns the metrics of `best` that no checkpoint has, perhaps typos."""
         names = {name for summary in checkpoints for name in summary.metrics}
-        return [name for name, _, _ in self.best_rules if name not in names]
+        return [name for name, _, _ in best_rules(self) if name not in names]
 
 
 if not TYPE_CHECKING:  # `help` would show the signature of `__new__`
     Keep.__signature__ = inspect.signature(object.__new__(Keep).__init__)
     Keep.__init__ = takes(early=True)(Keep.__init__)
+
+
+def best_rules(keep: Keep) -> list[Best]:
+    rules: Any = keep.best
+    if rules is None:
+        return []
+    return list(rules) if rules and isinstance(rules, list) else [rules]
 
 
 def _is_count(value: Any) -> bool:

@@ -24,7 +24,7 @@ from treepack._src.runs.contents import Contents
 from treepack._src.saving.background import Saving
 from treepack._src.series.fast import Fast
 from treepack._src.series.intervals import Intervals
-from treepack._src.series.keep import Keep, best_steps, check_mode, quoted, tidy
+from treepack._src.series.keep import Keep, best_rules, best_steps, check_mode, quoted, tidy
 from treepack._src.series.resuming import Resuming
 from treepack._src.storage.address import Location
 from treepack.errors import TreepackError
@@ -320,13 +320,13 @@ class Series(Advising, lists="steps"):
           ValueError: If there is no `metric` or no `mode`, and the series has not one such rule.
           TreepackError: If checkpoints have metrics, but none has this one.
         """
-        rules = [] if self._keep is None else self._keep.best_rules
+        rules = [] if self._keep is None else best_rules(self._keep)
         if metric is not None:
             modes = {rule[2] for rule in rules if rule[0] == metric}
             if mode is None and len(modes) == 1:
                 [mode] = modes
             check_mode(mode, f"best({quoted(str(metric))}, ")
-            rules = Keep(best=(metric, 1, mode or "min")).best_rules
+            rules = best_rules(Keep(best=(metric, 1, mode or "min")))
         if len(rules) != 1:
             several = ", ".join(quoted(name) for name, _, _ in rules)
             raise ValueError(
