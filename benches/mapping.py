@@ -165,8 +165,11 @@ def main() -> None:
             "heads": sum(path.stat().st_size for path in folder.glob("bfloat16/*")),
             "float8": sum(path.stat().st_size for path in folder.glob("float8/*")),
         }
-        table(__file__, ROWS, folder, lambda row: (files[row], options.mib << 20), options)
-        if not options.row or "saved" in options.row:
+        wanted = options.row or [*ROWS, "saved"]
+        options.row = [row for row in wanted if row in ROWS]
+        if options.row:
+            table(__file__, ROWS, folder, lambda row: (files[row], options.mib << 20), options)
+        if "saved" in wanted:
             saved(folder, options.rounds)
 
 

@@ -5,6 +5,8 @@ leaves of the tree ──inverse plan──▶ tensors of the file, each made wh
 
 from __future__ import annotations
 
+import math
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -63,6 +65,7 @@ class _Sources:
     def __init__(self, leaves: dict[str, Any], snapshot: bool):
         self._leaves, self._snapshot = leaves, snapshot
         self._held: dict[str, Any] = {}
+        self._free: list[memoryview] = []
 
     def hold(self, paths: Iterable[str]) -> None:
         for path in paths:
@@ -80,7 +83,22 @@ class _Sources:
             array = self._held[paths[at]]
             return Source(array._now() if isinstance(array, Deferred) else array)
 
-        return made.assembled(source, path=path)
+        return made.assembled(source, path=path, empty=self._empty)
+
+    def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        """Returns an array in memory that no other array uses any more.
+
+        The system would have to clear new memory first.
+        """
+        nbytes = math.prod(shape) * dtype.itemsize
+        memory = next((it for it in self._free if it.nbytes >= nbytes), None)
+        if memory is None:
+            memory = np.empty(nbytes, np.uint8).data
+        else:
+            self._free.remove(memory)
+        owner = np.frombuffer(memory, np.uint8, nbytes)  # the base of all views of it
+        weakref.finalize(owner, self._free.append, memory)
+        return owner.view(dtype).reshape(shape)
 
 
 class _Tensor(ComputedWhole):

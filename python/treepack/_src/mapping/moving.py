@@ -80,8 +80,10 @@ class Made(NamedTuple):
             for step in listed:
                 step.run(path, threads)
 
-    def assembled(self, source: Callable[[int], Source], *, path: str) -> np.ndarray:
-        array = np.empty(self.assembly.result.shape, self.dtype)
+    def assembled(
+        self, source: Callable[[int], Source], *, path: str, empty: Any = np.empty
+    ) -> np.ndarray:
+        array: np.ndarray = empty(self.assembly.result.shape, self.dtype)
         self.fill(source, [range(size) for size in array.shape], array, path=path)
         return array
 

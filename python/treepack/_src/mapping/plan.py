@@ -6,6 +6,7 @@ rules, leaves here ──matched──▶ groups of sources ──sizes──▶
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -281,10 +282,12 @@ class Planner:
                     )
                 group[number][numbers] = path
         self._note_gaps(rule, [dict(zip(shared, key, strict=True)) for key in groups])
+        # Once for all layers of equal shapes.
+        solve = functools.cache(functools.partial(_solved, rule, self._sizes))
         for key, group in groups.items():
             values = dict(zip(shared, key, strict=True))
             try:
-                for new, made in self._made(rule, values, stacked, group):
+                for new, made in self._made(rule, values, stacked, group, solve):
                     self._add(rule, new, made)
             except SizesError as error:
                 self._taken.update(path for paths in group for path in paths.values())
@@ -332,6 +335,7 @@ class Planner:
         shared: Mapping[str, str],
         stacked: Sequence[str],
         group: Sequence[Mapping[tuple[int, ...], str]],
+        solve: _Solve,
     ) -> Iterator[tuple[str, Made]]:
         domains = [_domain(rule, name, at, group) for at, name in enumerate(stacked)]
         combinations, paths = [], []
@@ -347,17 +351,11 @@ class Planner:
         scales = self._scales(rule, stacked, combinations, shared, shapes[0])
         spread = [name for name in rule.there.indices if name not in rule.here.indices]
         values = _translated(shared, rule.here.patterns[0], rule.there.patterns[0]) or {}
-        wanted = [self._shape(rule, pattern, values, spread) for pattern in rule.there.patterns]
+        patterns = rule.there.patterns
+        wanted = tuple(self._shape(rule, pattern, values, spread) for pattern in patterns)
         counts = {name: len(domain) for name, domain in zip(stacked, domains, strict=True)}
-        whole = expanded(rule, shapes[0])
-        pattern = rule.there.patterns[0]
-        limits = {name: pattern.ranges[name] for name in spread if name in pattern.ranges}
-        limited = {name: len(limit) for name, limit in limits.items() if limit.stop < FAR}
-        sizes = solve_for(whole, Given(shapes, wanted, counts, self._sizes, limited))
-        axes = [*dict.fromkeys((*whole.here.axes, *whole.there.axes))]
-        parts = tuple(_parts(whole, whole.here, axes, sizes))
+        axes, sizes, parts, results = solve(shapes, wanted, tuple(counts.items()))
         counted = tuple((axes.index(name), count) for name, count in counts.items())
-        results = _parts(whole, whole.there, axes, sizes)
         empty = [name for name in spread if sizes[name] == 0]
         if empty and rule.there.is_file:
             raise SizesError(
@@ -379,7 +377,7 @@ class Planner:
                 made = Made(rule, Assembly(own, counted, parts, tuple(paths)), dtype, scales)
                 yield self._path(rule.there, pattern, texts), made
 
-    def _kind(self, paths: Sequence[str], count: int) -> tuple[list[Shape], np.dtype[Any]]:
+    def _kind(self, paths: Sequence[str], count: int) -> tuple[tuple[Shape, ...], np.dtype[Any]]:
         first = self._here[paths[0]]
         for at, path in enumerate(paths):
             leaf, like = self._here[path], self._here[paths[at % count]]
@@ -396,7 +394,7 @@ class Planner:
             if len(leaf.shape) != len(first.shape):
                 raise SizesError(f"{path} has {len(leaf.shape)} dimensions, unlike {paths[0]}")
         assert first.dtype is not None
-        return [self._here[path].shape for path in paths[:count]], first.dtype
+        return tuple(self._here[path].shape for path in paths[:count]), first.dtype
 
     def _scales(
         self,
@@ -442,6 +440,36 @@ class Planner:
         path = self._wanted.find(self._path(rule.there, pattern, texts))
         leaf = None if path is None else self._there[path]
         return None if leaf is None or leaf.dtype is None else leaf.shape
+
+
+class _Solved(NamedTuple):
+    axes: list[str]
+    sizes: dict[str, int]
+    parts: tuple[Part, ...]
+    results: tuple[Part, ...]
+
+
+_Solve = Callable[
+    [tuple[Shape, ...], tuple[Shape | None, ...], tuple[tuple[str, int], ...]], _Solved
+]
+
+
+def _solved(
+    rule: Rule,
+    keywords: Mapping[str, Any],
+    shapes: tuple[Shape, ...],
+    wanted: tuple[Shape | None, ...],
+    counts: tuple[tuple[str, int], ...],
+) -> _Solved:
+    whole = expanded(rule, shapes[0])
+    ranges = rule.there.patterns[0].ranges
+    spread = (name for name in rule.there.indices if name not in rule.here.indices)
+    limits = {name: ranges[name] for name in spread if name in ranges}
+    limited = {name: len(limit) for name, limit in limits.items() if limit.stop < FAR}
+    sizes = solve_for(whole, Given(shapes, wanted, dict(counts), keywords, limited))
+    axes = [*dict.fromkeys((*whole.here.axes, *whole.there.axes))]
+    parts, results = (tuple(_parts(whole, side, axes, sizes)) for side in (whole.here, whole.there))
+    return _Solved(axes, sizes, parts, results)
 
 
 def _texts(names: Sequence[str], numbers: Sequence[int]) -> dict[str, str]:
