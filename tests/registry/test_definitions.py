@@ -256,6 +256,54 @@ def test_nothing_of_them_is_lost() -> None:
             treepack.dumps(tree)
 
 
+def test_nothing_of_registered_ones_is_lost() -> None:
+    """The attributes of nodes themselves are lost: JAX loses them, too."""
+
+    @treepack.register_auxdata(serialized_name="tests.definitions.Derived")
+    @dataclasses.dataclass
+    class Derived:
+        a: int
+        more: dataclasses.InitVar[bool] = True
+
+        def __post_init__(self, more: bool) -> None:
+            if more:
+                self.double = 2 * self.a
+
+    @treepack.register_dataclass(serialized_name="tests.definitions.Node")
+    @dataclasses.dataclass
+    class Node(Derived):
+        pass
+
+    @treepack.register_auxdata(serialized_name="tests.definitions.Slotted")
+    class Slotted(Pair):
+        pass
+
+    @treepack.register_auxdata(serialized_name="tests.definitions.Numbered")
+    class Numbered(Row):
+        pass
+
+    for value in (Slotted(1, 2), Numbered((1,)), Derived(1, False), Node(1, False)):
+        assert treepack.read_metadata(treepack.dumps({}, metadata=value)) == value
+        value.double = 3  # type: ignore[union-attr]
+        for options in ({}, {"static": "error"}):
+            with pytest.raises(treepack.UnserializableLeafError, match=r"at x: .*'double' is not"):
+                treepack.dumps({"x": Layer(1, {"c": value})}, **options)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"metadata/c: .*'double' is not a field"):
+            treepack.dumps({}, metadata={"c": value})
+        tree = {"x": Layer(1, (value, jnp.tanh))}
+        assert treepack.loads(treepack.dumps(tree, static="skip"), tree)["x"].data[0] is value
+    assert treepack.loads(treepack.dumps(Node(1))) == Node(1)
+
+
+@pytest.mark.parametrize("base", [dict, list, set, float, ValueError])
+def test_a_dataclass_with_other_data_needs_functions(base: Any) -> None:
+    """Such values were saved without this data, and could not be loaded."""
+    ty = dataclasses.make_dataclass("Both", ["a"], bases=(base,))
+    with pytest.raises(TypeError, match=r"is a \w+ besides its fields: pass encode="):
+        treepack.register_auxdata(ty, serialized_name="tests.definitions.Both")
+    assert treepack.register_tree({"x": Layer(1, ty(1))}) == {}
+
+
 def test_another_definition_of_the_type() -> None:
     first, second = (dataclasses.make_dataclass("Options", names) for names in ("ab", "a"))
     first.__module__ = second.__module__ = "somewhere"

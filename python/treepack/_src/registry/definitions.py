@@ -40,8 +40,9 @@ AUXDATA: Names[Auxdata] = Names("auxdata", lambda entry: entry._replace(decode=r
 
 FUNCTIONS: Names[Any] = Names("function", lambda _: None)
 
-# Values of these types have data besides attributes.
+# Values of these types have data besides attributes, or cannot be made without their `__new__`.
 _BUILTIN = (tuple, list, dict, set, frozenset, str, bytes, bytearray, int, float, complex)
+BUILTIN = (*_BUILTIN, BaseException)
 
 
 def is_definition(ty: type) -> bool:
@@ -68,7 +69,8 @@ def name_and_parts(value: Any) -> tuple[str, Any] | None:
     ty = type(value)
     named = AUXDATA.named(ty)
     if named is not None:
-        return named[0], named[1].encode(value)
+        is_whole = named[1].by_code or not more_attributes(value)
+        return (named[0], named[1].encode(value)) if is_whole else None
     parts = parts_of(value)
     if parts is None:
         return None
@@ -81,14 +83,27 @@ def parts_of(value: Any) -> Any:
         return None
     if isinstance(value, enum.Enum):
         return member_name(value)
-    is_tuple = isinstance(value, tuple)
-    names = ty._fields if _jax.is_namedtuple(ty) else () if is_tuple else dataclasses.fields(ty)
-    names = {getattr(name, "name", name) for name in names}
-    if any(name not in names for name in attributes(value)):
+    if more_attributes(value):
         return None
-    if is_tuple and not _jax.is_namedtuple(ty):
+    if isinstance(value, tuple) and not _jax.is_namedtuple(ty):
         return tuple(tuple.__iter__(value))
-    return fields_of(value) if all(hasattr(value, name) for name in names) else None
+    return fields_of(value) if all(hasattr(value, name) for name in _fields(ty)) else None
+
+
+def more_attributes(value: Any) -> list[str]:
+    """Returns the attributes that are not fields, which a value of the definition would lose."""
+    if isinstance(value, enum.Enum):
+        return []
+    fields = _fields(type(value))
+    return [name for name in attributes(value) if name not in fields]
+
+
+def _fields(ty: Any) -> set[str]:
+    if issubclass(ty, tuple):
+        return {*ty._fields} if _jax.is_namedtuple(ty) else set()
+    return (
+        {field.name for field in dataclasses.fields(ty)} if dataclasses.is_dataclass(ty) else set()
+    )
 
 
 def part_of(value: Any, name: str) -> tuple[Any] | None:

@@ -23,12 +23,14 @@ from treepack._src.registry import codecs as _codecs
 from treepack._src.registry.array_codecs import refusal
 from treepack._src.registry.definitions import (
     AUXDATA,
+    BUILTIN,
     FUNCTIONS,
     Auxdata,
     is_definition,
     made_of,
     member,
     member_name,
+    more_attributes,
     parts_of,
 )
 from treepack._src.registry.fields import fields_of, from_fields
@@ -137,10 +139,16 @@ def register_auxdata(
 def _by_definition(ty: type) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     if issubclass(ty, enum.Enum):
         return member_name, functools.partial(member, ty)
-    if dataclasses.is_dataclass(ty) or _jax.is_namedtuple(ty):
+    is_plain = dataclasses.is_dataclass(ty) and not issubclass(ty, BUILTIN)
+    if is_plain or _jax.is_namedtuple(ty):
         return fields_of, functools.partial(from_fields, ty)
     if issubclass(ty, tuple) and ty is not tuple:
         return tuple, functools.partial(made_of, ty)
+    base = next((base.__name__ for base in BUILTIN if issubclass(ty, base)), "")
+    if base and dataclasses.is_dataclass(ty):
+        raise TypeError(
+            f"{default_name(ty)} is a {base} besides its fields: pass encode= and decode="
+        )
     raise TypeError(
         f"{default_name(ty)} is not an enum, a dataclass or a subclass of tuple: pass encode= and "
         "decode="
@@ -223,6 +231,8 @@ def reduce_value(value: Any) -> tuple[str, Any]:
         raise TypeError(refusal(value))
     named = AUXDATA.named(type(value)) or AUXDATA.older(type(value))
     if named is not None:
+        if not named[1].by_code:
+            _check_attributes(value)
         return named[0], named[1].encode(value)
     name = FUNCTIONS.name_of(value)
     if name is not None:
@@ -236,7 +246,19 @@ def reduce_value(value: Any) -> tuple[str, Any]:
             f"{short_repr(value)} is an older definition of {older[0]!r}, which was redefined "
             "since: use the new definition"
         )
+    if isinstance(value, tuple) or dataclasses.is_dataclass(type(value)):
+        _check_attributes(value)
     raise TypeError(refusal(value))
+
+
+def _check_attributes(value: Any) -> None:
+    more = more_attributes(value)
+    if more:
+        raise TypeError(
+            f"static data of type {default_name(type(value))} cannot be saved: {more[0]!r} is not "
+            "a field, and would be lost: make it one, or a functools.cached_property, or pass "
+            "encode= and decode= to treepack.register_auxdata"
+        )
 
 
 def metadata_in(record: bytes | None, *, unknown_as_dict: bool = True) -> Any:
