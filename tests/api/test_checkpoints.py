@@ -113,7 +113,10 @@ def test_other_series_in_the_directory_stay(tmp_path: Path) -> None:
     others.append("loop")
     (tmp_path / "loop").symlink_to("loop")
     for step in (5, 6, 2):
-        checkpoints.save_checkpoint(tmp_path, {}, step, overwrite=True)
+        checkpoints.save_checkpoint(tmp_path, {"a": step}, step, overwrite=True)
+        latest = checkpoints.latest_checkpoint(tmp_path)
+        assert latest == str(tmp_path / f"checkpoint_{step}")
+        assert checkpoints.restore_checkpoint(tmp_path, None) == {"a": step}
     assert names(tmp_path) == sorted([*others, "checkpoint_2"])
     for step in range(3):
         checkpoints.save_checkpoint(tmp_path, {}, step, prefix="run-", overwrite=step == 2)

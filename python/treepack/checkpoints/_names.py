@@ -103,7 +103,12 @@ class Ordered:
         self.checkpoints = sorted(checkpoints, key=lambda checkpoint: folder.key(checkpoint.name))
 
     def newest(self) -> CheckpointEntry | None:
-        return next((entry for entry in reversed(self.checkpoints) if entry.is_complete), None)
+        """Names other than a prefix and a number, such as `checkpoint_best`, come last.
+
+        Saves ignore them, so they would hide all later steps.
+        """
+        ordered = sorted(self.checkpoints, key=lambda it: self._key(it.name)[::2] == ["", ""])
+        return next((entry for entry in reversed(ordered) if entry.is_complete), None)
 
     def like(self, name: str, *, earlier: bool = True) -> list[str]:
         """Returns the names of the complete checkpoints that differ from a name in numbers alone.
