@@ -413,10 +413,14 @@ def test_a_forgotten_prefix() -> None:
     treepack.Series("run", prefix="model-").save(10, tree)
     Path("run/events.17").write_text("of another program")
     Path("run/logs_3").mkdir()
-    with pytest.warns(UserWarning, match="prefix") as caught:
-        assert treepack.Series("run").resume(tree) is None
-    (text,) = [str(it.message) for it in caught]
-    assert "no checkpoint of the prefix 'step_', but 'model-10': pass prefix='model-'" in text
+    for unfinished in (False, True):
+        if unfinished:
+            Path("run/step_7").mkdir()
+            Path("run/step_7/0a1b2c3d-00000.treepack").write_bytes(b"")
+        with pytest.warns(UserWarning, match="prefix") as caught:
+            assert treepack.Series("run").resume(tree) is None
+        (text,) = [str(it.message) for it in caught]
+        assert "no checkpoint of the prefix 'step_', but 'model-10': pass prefix='model-'" in text
     assert treepack.Series("run", prefix="model-").resume(tree)[0] == 10
 
 

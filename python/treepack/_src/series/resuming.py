@@ -56,7 +56,7 @@ class Resuming:
             self.fast.check()
         loaded = self._lead() if self._index == 0 else self._follow()
         directory = self.checkpoints.folder.directory.shown
-        if loaded is None and not self.skipped and self._index == 0:
+        if loaded is None and self._index == 0:  # the skipped ones, if any, are unfinished
             self.checkpoints.folder.warn_of_others("Series")
         for step, error in self.skipped:
             if not isinstance(error, UnfinishedError):
