@@ -256,6 +256,14 @@ def test_directories_of_other_programs_stay(tmp_path: Path) -> None:
     assert not (tmp_path / "step_2").exists()
 
 
+def test_a_checkpoint_goes_with_all_files_in_its_directory(tmp_path: Path) -> None:
+    run = treepack.Series(tmp_path, unchanged="link", keep=treepack.Keep(last=1))
+    run.save(1, {"w": 1})
+    (tmp_path / "step_1" / "notes").write_text("mine")
+    run.save(2, {"w": 1})
+    assert [path.name for path in tmp_path.iterdir()] == ["step_2"]
+
+
 def test_a_call_of_preemption_alone_warns(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"has no effect: write `with run\.preemption\(\):`"):
         treepack.Series(tmp_path).preemption()

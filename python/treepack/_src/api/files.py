@@ -436,11 +436,11 @@ def load(
         dicts ignore them and lists do not, see `unexpected`. Without a target, containers are
         dicts, arrays NumPy's, and leaves that are code an error.
       missing: Whether leaves of the target that the file lacks are an error, or stay unchanged
-        (`"target"`), which `ShapeDtypeStruct`s cannot. `None` in the file, as of `equinox.filter`,
-        and empty nodes, as of `optax.masked`, count as missing. Warns if every leaf of the file is
-        loaded, since it may be one of several. Unless a report is returned, it is an error if
-        nothing is loaded, and a warning if the file has the leaves elsewhere, or only others in
-        their subtree.
+        (`"target"`; `ShapeDtypeStruct`s with a warning). `None` in the file, as of
+        `equinox.filter`, and empty nodes, as of `optax.masked`, count as missing. Warns if every
+        leaf of the file is loaded, since it may be one of several. Unless a report is returned, it
+        is an error if nothing is loaded, and a warning if the file has the leaves elsewhere, or
+        only others in their subtree.
       mismatched: The same for arrays whose shape differs from the target's.
       unexpected: Whether leaves of the file that the target lacks are an error (`"error"`) or
         ignored (`"ignore"`). By default ignored in dicts and other mappings of the target, and an

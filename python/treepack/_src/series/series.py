@@ -290,8 +290,7 @@ class Series(Advising, lists="steps"):
         """Returns the metrics of a checkpoint. The state is not read.
 
         Raises:
-          TreepackError: If the step has no checkpoint.
-          CorruptionError: If it is damaged.
+          TreepackError: If the step has no checkpoint, or a damaged one.
         """
         return self._read(step, lambda contents: dict(contents.summary().metrics))
 
