@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import safetensors.numpy
 
 import treepack
+import treepack.checkpoints
 from treepack import CorruptionError, MismatchError, TreepackError
 
 
@@ -148,6 +150,45 @@ def test_intact_leaves_of_a_damaged_file_are_copied() -> None:
     assert [path for path, _ in treepack.open("rest").leaves()] == [
         *("layers/0/w", "layers/1/w", "opt/0", "step"),
     ]
+
+
+SAVES: dict[str, Callable[[Any], object]] = {
+    "file": lambda tree: treepack.save("new", tree),
+    "background": lambda tree: treepack.save("new", tree, background=True).result(),
+    "gzip": lambda tree: treepack.save("new", tree, compress=True),
+    "numbers": lambda tree: treepack.save("new", tree, compress="numbers"),
+    "flax": lambda tree: treepack.save("new.msgpack", tree),
+    "iterator": lambda tree: treepack.save("new", iter(tree.items())),
+    "patch": lambda tree: treepack.save("new", tree, base={"x": np.zeros(4)}),
+    "sharded": lambda tree: treepack.save("new/it", tree, sharded=True),
+    "safetensors": lambda tree: treepack.save("new.safetensors", tree),
+    "repository": lambda tree: treepack.save("new/it", tree, format="safetensors"),
+    "mapping": lambda tree: treepack.save("new", tree, mapping={"x": ("y", "a -> a")}),
+    "dumps": treepack.dumps,
+    "to_bytes": treepack.serialization.to_bytes,
+    "buffers": treepack.buffers,
+    "pack_into": lambda tree: treepack.pack_into(tree, bytearray(9999)),
+    "stream": lambda tree: treepack.write_stream("new", tree.items()),
+    "series": lambda tree: treepack.Series("new").save(1, tree),
+    "fast": lambda tree: treepack.Series("new", fast="new/fast").save(1, tree),
+    "links": lambda tree: treepack.Series("new", unchanged="link").save(1, tree),
+    "publisher": lambda tree: treepack.Publisher("new").push(tree, version=1),
+    "checkpoints": lambda tree: treepack.checkpoints.save_checkpoint("new", tree, 1),
+    "digest": treepack.digest,
+}
+
+
+@pytest.mark.parametrize("save", SAVES.values(), ids=SAVES)
+def test_no_save_takes_a_damaged_array_of_an_open_file(save: Callable[[Any], object]) -> None:
+    data = bytearray(Path("saved.treepack").read_bytes())
+    data[data.index(np.full(4, 0.5).tobytes())] ^= 1
+    Path("bad").write_bytes(data)
+    with treepack.open("bad") as file, pytest.raises(CorruptionError, match="damaged"):
+        save({"x": file["opt/1/mu"]})
+    files = {path.name for path in Path().rglob("*") if path.is_file()}
+    assert files <= {"saved.treepack", "bad", "fast.treepack"}  # which names the run
+    with treepack.open("saved.treepack") as file:
+        save({"x": file["opt/1/mu"]})
 
 
 def test_options_that_an_open_file_has_no_use_for() -> None:
