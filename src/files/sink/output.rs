@@ -187,7 +187,7 @@ pub fn append_blocks<P: Payload + Sync>(
     let digest_count = seal.map_or(0, Seal::digests);
     let seal_bytes = seal.map_or(0, |seal| Seal::bytes(seal.regions().len()));
     let end = layout.len() - seal_bytes - Digest::BYTES * digest_count;
-    let step = seal.map_or(BLOCK_BYTES, |_| SUM_BYTES);
+    let part_bytes = seal.map_or(BLOCK_BYTES, |_| SUM_BYTES);
     let spare = Mutex::new(Vec::new());
     let work = |(): &mut (), index: usize| {
         let mut block: Vec<u8> = spare.lock().expect(NO_PANIC).pop().unwrap_or_default();
@@ -196,8 +196,8 @@ pub fn append_blocks<P: Payload + Sync>(
         let start = index * BLOCK_BYTES;
         let stop = end.min(start + BLOCK_BYTES);
         block.try_reserve(stop - start)?;
-        for start in (start..stop).step_by(step) {
-            let (before, len) = (block.len(), step.min(stop - start));
+        for start in (start..stop).step_by(part_bytes) {
+            let (before, len) = (block.len(), part_bytes.min(stop - start));
             append_with(&mut block, len, |target| {
                 layout.copy_to(start, target, Caching::Usual)
             })?;

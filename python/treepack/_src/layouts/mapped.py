@@ -86,19 +86,26 @@ class _Sources:
         return made.assembled(source, path=path, empty=self._empty)
 
     def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-        """Returns an array in memory that no other array uses any more.
+        """Returns an array in memory that no other array uses any more, where there is some.
 
         The system would have to clear new memory first.
         """
         nbytes = math.prod(shape) * dtype.itemsize
-        memory = next((it for it in self._free if it.nbytes >= nbytes), None)
-        if memory is None:
+        if nbytes > _MOST_REUSED:
+            return np.empty(shape, dtype)
+        try:
+            memory = self._free.pop()
+        except IndexError:
+            memory = memoryview(b"")
+        if memory.nbytes < nbytes:
             memory = np.empty(nbytes, np.uint8).data
-        else:
-            self._free.remove(memory)
         owner = np.frombuffer(memory, np.uint8, nbytes)  # the base of all views of it
         weakref.finalize(owner, self._free.append, memory)
         return owner.view(dtype).reshape(shape)
+
+
+# Larger arrays are freed once they are written.
+_MOST_REUSED = 64 << 20
 
 
 class _Tensor(ComputedWhole):
