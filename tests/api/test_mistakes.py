@@ -186,6 +186,10 @@ PATHS: list[Row] = [
         "save('d', {'w': np.ones(1)}, format='safetensors')"]),
     ("save('a.safetensors', {'n': 3})", "at n: .*save numpy.asarray", [
         "save('a.safetensors', {'n': np.asarray(3)})"]),
+    ("save('x', {'n': memoryview(np.ones(1))})", "at n: .*format and shape would be lost: save n", [
+        "save('x', {'n': np.asarray(memoryview(np.ones(1)))})"]),
+    ("treepack.dumps({'n': memoryview(np.ones(1, 'i1'))})", "at n: .*would be lost", [
+        "treepack.dumps({'n': memoryview(b'1')})"]),
     ("save('a.safetensors', {'n': 'x', 'w': np.ones(1)})", "at n: .*static=.skip", [
         "save('a.safetensors', {'n': 'x', 'w': np.ones(1)}, static='skip')"]),
     ("save('a.safetensors', {'w': np.ones(1)}, metadata={'n': 1})", "strings .*json.dumps", [

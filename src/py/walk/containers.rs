@@ -4,7 +4,7 @@ use pyo3::PyTypeInfo;
 use pyo3::exceptions::{PyException, PyRuntimeError};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyString, PyTuple};
+use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyMemoryView, PyString, PyTuple};
 
 use super::super::classes::Class;
 use super::super::errors;
@@ -100,6 +100,9 @@ impl<'py> Walk<'py> {
             Class::JaxArray => self.jax_array(value)?,
             Class::Deferred => self.deferred_array(value)?,
             Class::PrngKey => self.prng_key(value)?,
+            Class::BytesLike if self.out.is_described() && has_format(value)? => {
+                return self.other(Class::Unsupported, value);
+            }
             Class::BytesLike => {
                 let kind = if value.is_instance_of::<PyByteArray>() {
                     Kind::Bytearray
@@ -388,4 +391,14 @@ fn sorted_keys<'py>(dict: &Bound<'py, PyDict>) -> Walked<Bound<'py, PyList>> {
 fn item<'py>(dict: &Bound<'py, PyDict>, key: &Bound<'py, PyAny>) -> Walked<Bound<'py, PyAny>> {
     let item = dict.get_item(key)?;
     Ok(item.ok_or_else(|| changed("dictionary"))?)
+}
+
+/// Whether it is a view of other elements than bytes, or of several dimensions.
+fn has_format(value: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let Ok(view) = value.cast::<PyMemoryView>() else {
+        return Ok(false);
+    };
+    let format = view.getattr(intern!(view.py(), "format"))?;
+    let ndim: usize = view.getattr(intern!(view.py(), "ndim"))?.extract()?;
+    Ok(ndim != 1 || !["B", "c"].contains(&format.extract::<&str>()?))
 }

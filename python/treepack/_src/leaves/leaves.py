@@ -209,6 +209,7 @@ _REMEDIES: list[tuple[Any, str]] = [
         "save numpy.asarray(...) of it, or jax.numpy.from_dlpack(...) if an accelerator has it",
     ),
     (has_array_protocol, "save numpy.from_dlpack(...) or jax.numpy.from_dlpack(...) of it"),
+    (memoryview, "its format and shape would be lost: save numpy.asarray(...) of it"),
     (_is_buffer, "save numpy.asarray(...) of it"),
     (
         _is_named_function,
