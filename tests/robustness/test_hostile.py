@@ -34,10 +34,12 @@ def test_hostile_files_are_documented_errors() -> None:
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("seed", [501124, 510291])
+@pytest.mark.parametrize("seed", [501124, 510291, 702545])
 def test_hostile_files_of_seeds_that_failed(seed: int) -> None:
-    """Damage at the end of the base of a patch, and parts of a damaged patch that overlap."""
-    campaign(seed, 1)
+    """Damage at the end of the base of a patch, parts of a damaged patch that overlap, and an index
+    with an array of more bytes than there are addresses.
+    """
+    campaign(seed, 1, "--warm-up", "40")
 
 
 @pytest.mark.campaign

@@ -206,7 +206,7 @@ class MappedReader(Reader):
         self._place, self._mapping, self.there = place, mapping, there
         self._factors: dict[str, np.ndarray] = {}
         self._values = dict(_paths.PathBudget().all(place.catalog.ends(place.value)))
-        here = {path: self._leaf_of(value) for path, value in self._values.items()}
+        here = {path: self._leaf_of(path) for path in self._values}
         self.plan = mapping.plan(here, self.there)
         if inner.salvages and inner.damage is not None:
             self.plan.faults.clear()  # leaves are lost with their tensors
@@ -284,11 +284,11 @@ class MappedReader(Reader):
             if {*node[name]} == {str(number) for number in range(len(node[name]))}:
                 node[name] = [node[name][str(number)] for number in range(len(node[name]))]
 
-    def _leaf_of(self, value: int) -> Leaf:
-        catalog = self._place.catalog
-        if catalog.children(value) is not None:
+    def _leaf_of(self, path: str) -> Leaf:
+        value, parts = self._inner(path)
+        if self._place.catalog.children(value) is not None:
             return Leaf((), None)
-        kind = catalog.leaf(value)[1]
+        kind = self._place.reader.kind(value, parts)
         if kind[0] != "array":
             return Leaf((), None)
         name, shape = dtype_and_shape(kind)
@@ -498,7 +498,7 @@ class MappedReader(Reader):
             if (fault := self._unlike_made(path)) is not None:
                 yield fault
             elif path in plan.same and path not in made:
-                saved = self._leaf_of(self._values[plan.same[path]])
+                saved = self._leaf_of(plan.same[path])
                 if saved.dtype is not None and saved.shape != wanted.shape:
                     text = f"the target has {[*wanted.shape]}, the file {[*saved.shape]}"
                     yield Fault(path, text, is_unfit=True)
