@@ -499,6 +499,56 @@ def test_processes_link_their_own_files(tmp_path: Path, block: int) -> None:
     assert not shared & {*files(run, 9)} or block == 16_000
 
 
+FAILS = (
+    SAVES.partition("run =")[0].replace("int(args[2])", "1 << 20")
+    + """
+from treepack._src.saving.linking import Step
+
+class Unlucky(Exception):
+    pass
+
+def unlucky(*args):
+    raise Unlucky("no digests")
+
+unchanged = Step.unchanged
+for unlucky_one in (0, 2):
+    run = treepack.Series(args[0], unchanged="link", timeout=60)
+    run.resume(state(0))
+    Step.unchanged = unlucky if index == unlucky_one else unchanged
+    try:
+        run.save(12, state(12), local={"of": index})
+    except Unlucky:
+        assert index == unlucky_one
+    except treepack.TreepackError as error:
+        assert f"process {unlucky_one}: " in str(error) and "no digests" in str(error), error
+    else:
+        raise AssertionError("saved")
+"""
+)
+
+
+@pytest.mark.campaign
+def test_processes_link_files_that_they_share(tmp_path: Path) -> None:
+    """Each of four has a quarter of the file that one wrote."""
+    run = Series(tmp_path)
+
+    def save(first: int, count: int, devices: int) -> None:
+        processes.run(SAVES, count, tmp_path, first, 1 << 20, devices=devices)
+
+    save(0, 1, 4)
+    [shared] = {*files(run, 1)} & {*files(run, 2)} - {MANIFEST}
+    save(3, 4, 1)
+    save(6, 4, 1)  # which find in the files of the last step that they share one
+    save(9, 1, 4)
+    processes.run(FAILS, 4, tmp_path)
+    for step in range(12):
+        assert shared in files(run, step), step
+        tree = treepack.load(run.path(step), arrays="numpy")
+        assert (tree["w"] == step).all()
+        assert np.array_equal(tree["frozen"].ravel(), np.arange(80_000.0))
+        assert treepack.verify(run.path(step)).ok
+
+
 @pytest.mark.parametrize("compress", [False, True])
 @pytest.mark.parametrize("when", [(linking, "digests_of"), (Address, "save")])
 @pytest.mark.parametrize("step", [1, 2])

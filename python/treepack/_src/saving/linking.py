@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import time
 import weakref
@@ -110,6 +111,7 @@ class Step(NamedTuple):
       probes: Digests of a few elements of each shard by `Part.text`; `None` if unknown.
       full: The number of checkpoints since the last one without links, and its time.
       age: The number of steps before it in the run.
+      is_shared: Whether several processes may have shards in one of the files.
     """
 
     path: Address
@@ -120,6 +122,7 @@ class Step(NamedTuple):
     probes: dict[str, bytes | None]
     full: tuple[int, float]
     age: int
+    is_shared: bool
 
     def add(
         self,
@@ -162,12 +165,25 @@ class Step(NamedTuple):
                 files[number] = stored.file
         return files
 
-    def worth_linking(self, parts: Sequence[Part], unchanged: dict[int, str]) -> list[str]:
-        alive = Counter[str]()
+    def alive(self, parts: Sequence[Part], unchanged: dict[int, str]) -> Alive:
+        counter = Counter[str]()
         for number, file in unchanged.items():
-            alive[file] += parts[number].data.nbytes
-        most = [file for file, nbytes in alive.most_common() if 2 * nbytes >= self.sizes[file] > 0]
-        return most[:_MOST_LINKED]
+            counter[file] += parts[number].data.nbytes
+        return [(file, nbytes, self.sizes[file]) for file, nbytes in counter.items()]
+
+
+# The bytes of unchanged shards in files, and of all: rows of a name and both.
+Alive = Sequence[tuple[str, int, int]]
+
+
+def worth_linking(alive: Sequence[Alive]) -> list[str]:
+    """Returns the files of which most is unchanged in all processes together."""
+    sizes = {file: size for rows in alive for file, _, size in rows}
+    counter = Counter[str]()
+    for file, nbytes, _ in itertools.chain.from_iterable(alive):
+        counter[file] += nbytes
+    most = [file for file, nbytes in counter.most_common() if 2 * nbytes >= sizes[file] > 0]
+    return most[:_MOST_LINKED]
 
 
 class LinkErrors:
@@ -218,14 +234,16 @@ class Linking:
         step: Step,
         unchanged: dict[int, str],
         parts: Sequence[Part],
+        files: Iterable[str],
         directory: Directory,
         *,
         durable: bool,
     ) -> set[int]:
         done: set[int] = set()
+        mine = {*unchanged.values()}
         # The two tiers may be in different file systems, so copies between them are no surprise.
         warns = os.path.dirname(last.path) == os.path.dirname(step.path)  # noqa: PTH120
-        for name in last.worth_linking(parts, unchanged):
+        for name in filter(mine.__contains__, files):
             directory.linked.add(name)
             with LinkErrors():  # then its leaves are written
                 source, target, nbytes = last.path / name, directory.file(name), last.files[name][1]
@@ -280,7 +298,9 @@ def _read(path: Address, parts: Sequence[Part]) -> Step | None:
                 places[part.text] = shards.files[part.cell]
         needed = sorted({*places.values()})
         reader.open_files(needed)
-        step = Step(path, {}, {}, {}, {}, {}, (about["full"][0], about["full"][1]), about["age"])
+        is_shared = "shared" in about or len(reader.processes()) != _jax.processes()[1]
+        full = about["full"][0], about["full"][1]
+        step = Step(path, {}, {}, {}, {}, {}, full, about["age"], is_shared)
         for number in needed:
             row = reader.manifest.files[number]
             file = ShardFile(reader.file(number).catalog)

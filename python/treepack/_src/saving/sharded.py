@@ -12,7 +12,7 @@ import functools
 import json
 import secrets
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import treepack._core as core
@@ -30,6 +30,7 @@ from treepack._src.processes.group import Group, Message
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.saving.linking import (
     BLOCK_BYTES,
+    Alive,
     Linking,
     Part,
     Step,
@@ -38,6 +39,7 @@ from treepack._src.saving.linking import (
     name_of,
     parts_of,
     probes_of,
+    worth_linking,
 )
 from treepack._src.sharded.files import ShardFile, save_of
 from treepack._src.sharded.plan import plan_of, start_of
@@ -180,11 +182,13 @@ class ShardedWrite:
             raise
 
     def _write_and_commit(self, directory: Directory, name: str, progress: Progress) -> None:
-        linking = self._linking
-        full = None if linking is None else linking.full(linking.previous(self._parts))
+        linking, full, is_shared = self._linking, None, False
+        if linking is not None:
+            last = linking.previous(self._parts)
+            full, is_shared = linking.full(last), last is not None and last.is_shared
         if self._identity is not None:
-            self.group.announce(json.dumps([name, self._identity.summary(), full]))
-        mine = self.write(directory, name, full, progress)
+            self.group.announce(json.dumps([name, self._identity.summary(), full, is_shared]))
+        mine = self.write(directory, name, full, progress, is_shared=is_shared)
         messages = {0: Message(written=mine), **self.group.gather()}
         errors = [*self._errors_of(messages)]
         if errors:
@@ -195,10 +199,10 @@ class ShardedWrite:
         group, mine = self.group, self._identity
         announced = group.announced()
         if announced and mine is not None:
-            name, identity, full = json.loads(announced)
+            name, identity, full, is_shared = json.loads(announced)
             if mine.is_same(identity):
                 try:
-                    written = self.write(directory, name, full, progress)
+                    written = self.write(directory, name, full, progress, is_shared=is_shared)
                 except BaseException as error:
                     group.fail(error)
                     raise
@@ -213,9 +217,13 @@ class ShardedWrite:
         name: str,
         full: tuple[int, float] | None = None,
         progress: Progress = None,
+        *,
+        is_shared: bool = False,
     ) -> Written | None:
         if full is not None and self._linking is not None:
-            return self._link_and_write(self._linking, directory, name, full, progress)
+            return self._link_and_write(
+                self._linking, directory, name, full, progress, is_shared=is_shared
+            )
         layout, self._layout = self._layout, None
         if layout is None:
             return None
@@ -231,17 +239,28 @@ class ShardedWrite:
         name: str,
         full: tuple[int, float],
         progress: Progress,
+        *,
+        is_shared: bool,
     ) -> Written:
         parts, self._parts = self._parts, []
         durable, threads = self._writing.durable, self._writing.threads
         last = linking.previous(parts)
-        step = Step(self._path, {}, {}, {}, {}, {}, full, 0 if last is None else last.age + 1)
-        probes = probes_of(parts, last, threads)
         unchanged: dict[int, str] = {}
+        probes: list[bytes | None] = []
+
+        def alive() -> Alive:
+            probes.extend(probes_of(parts, last, threads))
+            if last is None or full[0] == 1:
+                return []
+            unchanged.update(last.unchanged(parts, probes, threads))
+            return last.alive(parts, unchanged)
+
+        linked = self._worth_linking(alive) if is_shared else worth_linking([alive()])
+        age = 0 if last is None else last.age + 1
+        step = Step(self._path, {}, {}, {}, {}, {}, full, age, is_shared and bool(linked))
         done: set[int] = set()
-        if last is not None and full[0] > 1:
-            unchanged = last.unchanged(parts, probes, threads)
-            done = linking.link(last, step, unchanged, parts, directory, durable=durable)
+        if last is not None:
+            done = linking.link(last, step, unchanged, parts, linked, directory, durable=durable)
         rest = {number: part for number, part in enumerate(parts) if number not in done}
         if self._writing.compress and not self._is_fixed:  # digests and bytes must stay equal
             rest = dict(zip(rest, fixed([*rest.values()], on_host=False), strict=True))
@@ -254,6 +273,8 @@ class ShardedWrite:
             if is_moved and not ours:
                 continue
             more: dict[str, Any] = {} if is_moved else {"full": [*full], "links": links}
+            if step.is_shared and not is_moved:
+                more["shared"] = True
             file = Directory.file_name(name, index, place)
             shards = [(part.keys, part.data) for part in ours]
             layout = self._laid(shards, digests=True, age=step.age, **more)
@@ -267,6 +288,32 @@ class ShardedWrite:
         numbers_of = {written.name: 0} | {row[0]: at for at, row in enumerate(others, 1)}
         places = [numbers_of[step.shards[part.text].file] for part in parts]
         return written._replace(others=others, places=places)
+
+    def _worth_linking(self, alive: Callable[[], Alive]) -> list[str]:
+        """Agrees with the other processes, which may have other shards of the same files."""
+        group = self.group.further()
+        linked: list[str]
+        if self.leads:
+            text = ""
+            try:
+                mine = alive()
+                messages = group.gather()
+                if errors := [*self._errors_of(messages)]:
+                    raise self.group.failed(errors)
+                linked = worth_linking([mine, *(it.written or () for it in messages.values())])
+                text = json.dumps(linked)
+            finally:
+                group.announce(text)
+            return linked
+        try:
+            group.tell(Message(written=alive()))
+        except BaseException as error:
+            group.fail(error)
+            raise
+        if not (text := group.announced()):
+            self.group.wait()  # raises the error of process 0
+        linked = json.loads(text)
+        return linked
 
     def _errors_of(self, messages: Mapping[int, Message]) -> Iterator[str]:
         for process, message in sorted(messages.items()):
