@@ -26,6 +26,7 @@ from upath import UPath
 
 import treepack
 from commands import call, refused
+from treepack import checkpoints
 
 
 @pytest.fixture(autouse=True)
@@ -428,11 +429,16 @@ def test_a_run_in_a_directory_of_something_else() -> None:
     tree = {"w": WEIGHT}
     treepack.Publisher("policy").push(tree, version=1)
     treepack.save("sharded", tree, sharded=True)
+    treepack.save("hub", {"w": jnp.asarray(WEIGHT)}, format="safetensors")
+    treepack.Series("experiments/first").save(5, tree)
+    Path("experiments/notes").mkdir()
     treepack.save("loose/step_20.treepack", tree)
     treepack.save("loose/step_100.treepack", tree)
     for directory, text in {
         "policy": r"it has the versions of a treepack\.Publisher, which a treepack\.Subscriber",
         "sharded": "it is a checkpoint itself: load it, or pass the directory above it",
+        "hub": "it is a checkpoint itself: load it, or pass the directory above it",
+        "experiments": "but 'first' in it has: pass that to Series",
         "loose": "but 'step_100.treepack': names of its checkpoints have no suffix: rename it "
         "'step_100', or load it",
     }.items():
@@ -441,11 +447,35 @@ def test_a_run_in_a_directory_of_something_else() -> None:
         ) as caught:
             assert treepack.Series(directory).resume(tree) is None
         assert len(caught) == 1
+    with pytest.warns(UserWarning, match="but 'first' in it has: pass that to restore_checkpoint"):
+        checkpoints.restore_checkpoint("experiments", tree, prefix="step_")
+    assert treepack.Series("experiments/first").resume(tree)[0] == 5
     Path("loose/step_100.treepack").rename("loose/step_100")
     assert treepack.Series("loose").resume(tree)[0] == 100
     treepack.save("quiet/best.treepack", tree)
     np.savez("quiet/step_3.npz", w=WEIGHT)
     assert treepack.Series("quiet").resume(tree) is None  # without a warning
+
+
+def test_a_rule_with_a_typo_keeps_the_target() -> None:
+    save_file({"norm.weight": WEIGHT[0], "head.weight": WEIGHT}, "model.safetensors")
+    target = {"norm": np.zeros_like(WEIGHT[0]), "head": np.zeros_like(WEIGHT)}
+    head = {"head": "head.weight"}
+    typo = partial(treepack.load, "model.safetensors", target, missing="target")
+    for norm in ("norms.weight", ("norms.weight", "m -> m")):
+        with pytest.warns(
+            UserWarning, match="^norm stays as in the target: .* is it 'norm/weight'"
+        ):
+            found = typo(mapping=head | {"norm": norm})
+        assert not found["norm"].any()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            _, report = typo(mapping=head | {"norm": norm}, return_report=True)
+            assert report.kept == ["norm"]
+            typo(mapping=head | {"norm": norm}, select="head")
+            typo(mapping=head | {"norm": "head.wt"})  # head takes it
+            typo(mapping=head | {"norm": "embedding"})
+    assert typo(mapping=head | {"norm": "norm.weight"})["norm"].any()
 
 
 def test_a_subscriber_of_something_else() -> None:

@@ -151,6 +151,9 @@ def test_slips(folder: Path) -> None:
     call("convert", "model", "one.safetensors", "--select", "params")
     call("convert", "model", "two.treepack")
     assert call("ls", ".").endswith("also there, in other formats: two.treepack\n")
+    assert call("verify", ".").endswith("  not read: two.treepack, in the same directory\n")
+    assert json.loads(call("verify", ".", "--json"))["files"][0]["others"] == ["two.treepack"]
+    assert "others" not in json.loads(call("verify", "flax", "--json"))["files"][0]
     assert "also" not in call("ls", "one.safetensors")
     json.loads(call("ls", ".", "--json"))
 

@@ -75,6 +75,9 @@ def verify(
             fields["digest"] = found = str(treepack.digest(file, max_size=max_size))
             if found != expect.lower():
                 differs, damaged = f"digest mismatch: expected {expect}, found {found}", True
+        is_checked = "unchecked" not in report.leaves.values()
+        if others := [] if is_checked else _others_in(file, max_size):
+            fields["others"] = others
         results.append({"file": shown(file), "ok": report.ok and differs is None, **fields})
         if quiet or as_json:
             continue
@@ -83,7 +86,6 @@ def verify(
             continue
         counts: Counter[str] = Counter(report.leaves.values())
         texts = [f"{counts[key]} {key}" for key in _STATUSES if counts[key]]
-        is_checked = not counts["unchecked"]
         is_wrong = differs is not None or not report.ok
         style = "red" if is_wrong else "green" if is_checked else "yellow"
         output.line(f"{shown(file)}: {', '.join(texts) or 'no leaves'}", style)
@@ -98,9 +100,17 @@ def verify(
                 "the file has no checksums" if report.damage is None else "no checksums were found"
             )
             output.line(f"  unchecked: {why}; only its headers were read", "dim")
+        if others:
+            output.line(f"  not read: {', '.join(map(printable, others))}, in the same directory")
     if as_json and not quiet:
         output.json(jsonable({"files": results}))
     raise typer.Exit(1 if damaged else 2 if newer or failed else 0)
+
+
+def _others_in(file: str, max_size: int | None) -> list[str]:
+    with contextlib.suppress(OSError, treepack.TreepackError), opened(file, max_size) as found:
+        return found.others
+    return []
 
 
 def _checkpoints_of(path: str) -> Sequence[str]:

@@ -439,8 +439,8 @@ def load(
         (`"target"`; `ShapeDtypeStruct`s with a warning). `None` in the file, as of
         `equinox.filter`, and empty nodes, as of `optax.masked`, count as missing. Warns if every
         leaf of the file is loaded, since it may be one of several. Unless a report is returned, it
-        is an error if nothing is loaded, and a warning if the file has the leaves elsewhere, or
-        only others in their subtree.
+        is an error if nothing is loaded, and a warning if the file has the leaves elsewhere, only
+        others in their subtree, or a path like one in their rule of `mapping`.
       mismatched: The same for arrays whose shape differs from the target's.
       unexpected: Whether leaves of the file that the target lacks are an error (`"error"`) or
         ignored (`"ignore"`). By default ignored in dicts and other mappings of the target, and an

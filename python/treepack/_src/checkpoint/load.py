@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -207,6 +208,9 @@ def _fitting(
         if reason := reader.unmatched():
             raise TreepackError(reason)
         _check_reached(plan.ruled, reader.there or {})
+        typos = {} if selection.return_report else reader.misnamed()
+        for path in itertools.islice(filter(selector.selects, typos), 1):
+            warn(f"{printable(path)} stays as in the target: {typos[path]}")
     left = reader.left_out()
     structs = (parts for parts, leaf in leaves_of(target, ()) if left and _jax.is_struct(leaf))
     empty = [path for path in map(_paths.text, structs) if path in left and selector.selects(path)]

@@ -188,6 +188,10 @@ class MappedArray(BoxedArray):
             yield from step.ahead()
 
 
+# The maximum number of rules for which similar names are searched.
+_MOST_TYPOS = 5
+
+
 class MappedReader(Reader):
     """A part of an open file in another layout.
 
@@ -441,6 +445,17 @@ class MappedReader(Reader):
             lacks |= {it.path: it.text + near for it in missing if it.text.endswith(rule.text)}
         made = filter(None, map(self._unlike_made, self.plan.made))
         return {fault.path: fault.text for fault in made} | lacks
+
+    def misnamed(self) -> dict[str, str]:
+        """Returns leaves of the target whose rule perhaps means a leaf that no rule takes."""
+        missing = {it.path: it.text for it in self.plan.faults if it.is_missing}
+        nearest = {
+            rule.text: near
+            for rule in (self.plan.unused if missing else [])[:_MOST_TYPOS]
+            if "; is it " in (near := rule.near(self.plan.left, self.there))
+        }
+        ends = itertools.product(missing.items(), nearest.items())
+        return {path: text + near for (path, text), (end, near) in ends if text.endswith(end)}
 
     def unmatched(self) -> str:
         if self.plan.ruled or not self.plan.unused:

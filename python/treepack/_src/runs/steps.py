@@ -36,7 +36,7 @@ _VERSION = re.compile(r"version_\d+-[0-9a-f]{16}\.(treepack|patch)")
 _PIN = ".keep"
 
 
-# The maximum number of other prefixes of which one file is opened.
+# The maximum number of other prefixes of which one file is opened, and of inner directories.
 _MOST_OTHERS = 5
 
 # Numbers with more digits are not found in names.
@@ -89,17 +89,31 @@ class Folder:
 
     def warn_of_others(self, caller: str) -> None:
         """Warns of checkpoints in a directory that has none of this prefix."""
-        listing = self.listing()
+        listing, start = self.listing(), f"{self.path().shown} has no checkpoint of the prefix"
         if (text := _other_content(listing.names())) is not None:
-            warn(f"{self.path().shown} has no checkpoint of the prefix {self.begin!r}: {text}")
+            warn(f"{start} {self.begin!r}: {text}")
             return
         for name, cure in itertools.islice(listing.others(caller).items(), _MOST_OTHERS):
-            with contextlib.suppress(OSError, ImportError, TreepackError):  # it cannot be read
-                if is_checkpoint(self.path(name)):
-                    warn(
-                        f"{self.path().shown} has no checkpoint of the prefix {self.begin!r}, but "
-                        f"{name!r}: {cure}"
-                    )
+            if self._has_checkpoint(name):
+                warn(f"{start} {self.begin!r}, but {name!r}: {cure}")
+        if (run := self._run_in(listing)) is not None:
+            warn(f"{start} {self.begin!r}, but {run!r} in it has: pass that to {caller}")
+        elif self.is_local and self._has_checkpoint():  # of another library
+            warn(f"{start} {self.begin!r}: {_ITSELF}")
+
+    def _has_checkpoint(self, name: str = "") -> bool:
+        with contextlib.suppress(OSError, ImportError, TreepackError):  # it cannot be read
+            return is_checkpoint(self.path(name))
+        return False
+
+    def _run_in(self, listing: Listing) -> str | None:
+        """Names a local directory in this one that has checkpoints of the prefix."""
+        names = (entry.name for entry in listing.entries if entry.is_directory and self.is_local)
+        for name in itertools.islice(names, _MOST_OTHERS):
+            with contextlib.suppress(OSError):
+                if type(self)(self.path(name), self.begin).numbered():
+                    return name
+        return None
 
     def entry(self, name: str = "") -> CheckpointEntry:
         inside = self.path(name).listed()
@@ -139,10 +153,13 @@ class Folder:
         return self.listing().numbered()
 
 
+_ITSELF = "it is a checkpoint itself: load it, or pass the directory above it"
+
+
 def _other_content(names: list[str]) -> str | None:
     """Describes a directory that no series has saved to, by the names in it."""
     if Names(names).are_sharded:
-        return "it is a checkpoint itself: load it, or pass the directory above it"
+        return _ITSELF
     if any(map(_VERSION.fullmatch, names)):
         return "it has the versions of a treepack.Publisher, which a treepack.Subscriber loads"
     return None
