@@ -151,6 +151,13 @@ ROWS: list[tuple[str, str, list[tuple[str, int]]]] = [
         ("convert a.treepack away/x", 0)]),
     ("convert m.safetensors x --max-shard-size 200", r"--max-shard-size must be .* as in '200MB'", [
         ("convert m.safetensors x --max-shard-size 200MB", 0)]),
+    ("convert a.treepack x --select params,absent", "--select matches nothing in the file", []),
+    ("convert a.treepack x --select params/w,params", "for several patterns, repeat the option: ", [
+        ("convert a.treepack x --select params/w --select params", 0)]),
+    ("get a.treepack --path params x", "name the part as PATH, after FILE", [
+        ("get a.treepack params x", 0)]),
+    ("show a.treepack --key params/w", "name the leaf as PATH, after FILE", [
+        ("show a.treepack params/w", 0)]),
     ("-v", "use -V for the version", [("-V", 0)]),
     ("diff a.treepack b.treepack --rtol -1", "rtol must be a number of at least 0, such as 1e-6", [
         ("diff a.treepack a.treepack --rtol 1e-6", 0)]),

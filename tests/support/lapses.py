@@ -130,5 +130,90 @@ LAPSES: list[Row] = [
     ("run('ls', 'model', '--select', 'params')", "name the part as PATH, after FILE", [
         "run('ls', 'model', 'params')"]),
     ("run('ls', 's3://a/b', '--region', 'eu')", "set the environment variables", []),
+    ("load('model', select=\"['params', 'step']\")", r"pass a list: \['params', 'step'\]$", [
+        "load('model', select=['params', 'step'])"]),
+    ("run('convert', 'model', 'x', '--select', 'params,step')", "for several patterns, ", [
+        "run('convert', 'model', 'x', '--select', 'params', '--select', 'step')"]),
+    ("run('ls', 'model', '--path', 'params')", "name the part as PATH, after FILE", [
+        "run('ls', 'model', 'params')"]),
+    ("run('verify', 'run', '--prefix', 'step_')", "name the checkpoints, as in `treepack ver", [
+        "run('verify', 'run/step_0', 'run/step_1')"]),
+    ("open('with_list')['layers[1]']", r"is it 'layers/1'\?$", [
+        "open('with_list')['layers/1']"]),
+    ("file[\"['params']['w']\"]", r"is it 'params/w'\?$", ["file['params/w']"]),
+    ("run('show', 'model', \"['params']['w']\")", "is it 'params/w'", [
+        "run('show', 'model', 'params/w')"]),
+    ("verify('model').leaves[\"['params']['w']\"]", r"is it 'params/w'\?$", [
+        "verify('model').leaves['params/w']"]),
+    ("open(dumps([1, 2, 3]))['-1']", r"is it '2'\?$", ["open(dumps([1, 2, 3]))['2']"]),
+    ("open(dumps([1, 2, 3]))['-4']", "it has 0, 1, 2$", ["open(dumps([1, 2, 3]))['0']"]),
+    ("file['parms/zz']", "it has params, step$", ["file['params']"]),
+    ("load(dumps({'net': {str(n): 1 for n in range(9)}, 'step': 3}), select='optimizer')",
+        "it has net, step$", ["load('model', select='step')"]),
+    ("load('model', map={'v': 'w'})", "'map': pass mapping=$", [
+        "load('model', mapping={'params/v': 'params/w'})"]),
+    ("save('x', TREE, sep='/')", "'sep': pass separator=$", [
+        "save('x.safetensors', TREE['params'], separator='/')"]),
+    ("save('x', TREE, strict=True)", "'strict': treepack.load takes it$", [
+        "load('model', TREE, strict=True)"]),
+    ("save('x', TREE, metrics={'loss': 1})", "'metrics': save of a treepack.Series takes it$", [
+        "treepack.Series('run').save(9, TREE, metrics={'loss': 1})"]),
+    ("load('model', TREE, ignore_mismatched_sizes=True)", "pass mismatched=\"target\"$", [
+        "load('model', with_w((4, 5)), mismatched='target')"]),
+    ("load('model', device_map='auto')", "pass device= or sharding=$", [
+        "load('model', device=jax.devices()[0])"]),
+    ("load('model', verbose=True)", "'verbose': pass progress=True$", [
+        "load('model', progress=True)"]),
+    ("load('model', lazy=True)", "treepack.open reads arrays when they are used$", [
+        "open('model')['params/w'][0]"]),
+    ("load('model', checksum=True)", "'checksum': pass verify=True$", [
+        "load('model', verify=True)"]),
+    ("treepack.Series('run', template=TREE)", "resume takes it$", [
+        "treepack.Series('run').resume(TREE)"]),
+    ("treepack.Series('run', background=True)", "save of the series takes it$", [
+        "treepack.Series('run').save(9, TREE, background=True).result()"]),
+    ("treepack.Series('run', link=True)", 'pass unchanged="link"$', [
+        "treepack.Series('run', unchanged='link')"]),
+    ("treepack.Series('run').save(9, TREE, format='safetensors')", "treepack.save has it$", [
+        "save('x', TREE['params'], format='safetensors')"]),
+    ("treepack.Series('run').save(9, TREE, prefix='best_')", r"Series\(path, \.\.\.\) takes it$", [
+        "treepack.Series('run', prefix='best_').save(9, TREE)"]),
+    ("treepack.Series('run').wait(timeout=3)", "'timeout'; it has none$", [
+        "treepack.Series('run').wait()"]),
+    ("treepack.Series('run').last()", r"use steps\(\), as in run\.steps\(\)\[-1\]", [
+        "treepack.Series('run').steps()[-1]"]),
+    ("treepack.Series('run').save(9, TREE, metrics={'train': {'loss': 1.0}})",
+        "each of its numbers by its own name, such as 'train/loss'$", [
+            "treepack.Series('run').save(9, TREE, metrics={'train/loss': 1.0})"]),
+    ("load(treepack.Series('run'))", r"got Series: call its resume\(target\), or treepack\.load", [
+        "treepack.Series('run').resume(TREE)", "load(treepack.Series('run').path(1), TREE)"]),
+    ("load(treepack.Series('run').path)", r"got method: call it, as path\(\.\.\.\)$", [
+        "load(treepack.Series('run').path(1))"]),
+    ("file.flatten()", r"use dict\(file\.leaves\(\)\)$", ["dict(file.leaves())"]),
+    ("file.select('params')", r"use load\(select=\.\.\.\)$", ["file.load(select='params')"]),
+    ("treepack.diff('model', TREE).ok", "use `not differences`: ", [
+        "not treepack.diff('model', TREE)"]),
+    ("file['params/w'].statistics().average", "use mean$", [
+        "file['params/w'].statistics().mean"]),
+    ("file['params/w'].sharding", r"treepack\.abstract\(path\) has that of the save$", [
+        "treepack.abstract('model')['params']['w'].sharding"]),
+    ("load('model', TREE, return_report=True)[1].missing", "'missing': use kept$", [
+        "load('model', TREE, return_report=True)[1].kept"]),
+    ("treepack.list_checkpoints", r"use treepack\.Series\(path\)\.steps\(\)$", [
+        "treepack.Series('run').steps()"]),
+    ("treepack.summary", r"print treepack\.open\(path\)$", ["print(treepack.open('model'))"]),
+    ("load('model', jax.tree.leaves(TREE))", "dict there: pass one with its keys in place of the", [
+        "load('model', TREE)"]),
+    ("load('with_list', [{'layers': [np.ones(2), np.zeros(2)]}])",
+        r"leaves of 0 one level higher: pass template\[0\] as", [
+            "load('with_list', {'layers': [np.ones(2), np.zeros(2)]})"]),
+    ("load(dumps({'w': jnp.ones(2)}), sharding=jax.devices())",
+        r"shardings \(a list of devices; for all, pass NamedSharding\(mesh, spec\)\) has", [
+            "load('model', sharding=NamedSharding(mesh, P()))"]),
+    ("load(dumps({'w': jnp.ones(2)}), sharding={'a': jax.devices()[0]})",
+        "the tree of shardings has no entry", [
+            "load('model', sharding=jax.devices()[0])"]),
+    ("save('x.eqx', TREE)", r"\.eqx file, which is for equinox: choose \.treepack", [
+        "save('x.treepack', TREE)"]),
 ]  # fmt: skip
 """Mistakes of users who come from other libraries, first seen in their programs."""

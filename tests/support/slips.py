@@ -21,7 +21,7 @@ PARAMS = {"w": np.ones((2, 3), np.float32), "b": np.zeros(3, np.float32)}
 TEMPLATES: list[Row] = [
     ("load('model', TREE['params'])",
         r"w: missing.*; is it params/w\?.*\nThe file has these leaves in params: pass "
-        r"\{'params': template\} as the template, and take \['params'\] of the result\.$", [
+        r"\{'params': template\} as the template, and take \['params'\] of the loaded tree\.$", [
         "load('model', {'params': TREE['params']})['params']",
         "treepack.open('model')['params'].load(TREE['params'])"]),
     ("load('model', {**TREE['params'], 'ema': np.ones(1)})",

@@ -132,6 +132,7 @@ def _flag(option: re.Match[str]) -> str:
 
 # Cures in messages to programs, and those in their place.
 _CURES = {
+    "for several patterns, pass a list": "for several patterns, repeat the option",
     "choose a file in it; save(..., sharded=True) writes a directory": "choose a file in it",
     "pass the tree that treepack.load returns for it as base=, or one file": (
         "pass the file that `treepack convert` writes of it, or another one"

@@ -41,7 +41,7 @@ _OPTIONS = {
         "-R -r --recursive --tree": "leave it out: all levels are listed unless --depth limits "
         "them",
         "--format -j --yaml": "use --json",
-        "--select --only": "name the part as PATH, after FILE",
+        "--select --only --path --key": "name the part as PATH, after FILE",
         "--sort -S -t": "send its lines to sort, as in `treepack ls --flat FILE | sort -k2`",
     },
     "info": {"--format -j --yaml": "use --json", "--map": "use `treepack ls --map`"},
@@ -50,18 +50,23 @@ _OPTIONS = {
         "-v --verbose": "leave it out: `treepack verify --json` has the status of each leaf",
         "--strict": "leave it out: every byte is compared",
         "--digest --hash": "use --expect",
+        "--prefix": "name the checkpoints, as in `treepack verify run/best_*`",
     },
     "digest": {
         "--sha256 --md5 --algorithm": "leave it out: there is one kind of digests",
         "--expect": "use `treepack verify --expect`",
     },
-    "get": {"--select --only": "name the part as PATH, and what to leave out by --skip"},
+    "get": {
+        "--path --key": "name the part as PATH, after FILE",
+        "--select --only": "name the part as PATH, and what to leave out by --skip",
+    },
     "diff": {
         "--tolerance --tol": "use --rtol or --atol",
         "--map": "convert FILE by `treepack convert --map` first, or use treepack.diff in Python",
         "--quiet -q": "leave it out, and send the output to /dev/null: the exit status tells",
     },
     "show": {
+        "--path --key": "name the leaf as PATH, after FILE",
         "--bins": "leave it out: in Python, treepack.open(FILE)[PATH].statistics(bins=10) has them",
         "--nan": "use `treepack ls --nan`; the statistics count them",
         "--rows": "rows of an array are read in Python, as treepack.open(FILE)[PATH][:3]",

@@ -90,7 +90,18 @@ _OPTIONS = [
         "metrics",
         'pass it in metrics=, such as metrics={"loss": loss}',
     ),
-    _Option("sharded unchanged fast keep every", "metrics", "treepack.Series(path, ...) takes it"),
+    _Option(
+        "sharded unchanged fast keep every seconds prefix full_every storage_options",
+        "metrics",
+        "treepack.Series(path, ...) takes it",
+    ),
+    _Option("template target", "full_every", "resume takes it"),
+    _Option(
+        "background compress level align durable metadata metrics local static",
+        "full_every",
+        "save of the series takes it",
+    ),
+    _Option("link incremental dedupe", "unchanged", 'pass unchanged="link"'),
     _Option("step", "version", "pass version="),
     _Option("version", "template", "only the newest version is read; pass newer_than= to wait"),
     _Option("timeout", "max_size", "leave it out: treepack.load and Subscriber.wait take it"),
@@ -116,12 +127,24 @@ _OPTIONS = [
     _Option("mode", "salvage", "leave it out: open reads, and treepack.save writes"),
     _Option("format", "on_corrupt", "leave it out: the content tells the format"),
     _Option("filter_spec filter include", "select", "pass select="),
-    _Option("rename transforms names", "mapping", "pass mapping="),
+    _Option("rename transforms names map", "mapping", "pass mapping="),
+    _Option("sep", "separator", "pass separator="),
+    _Option("metrics local", "separator", "save of a treepack.Series takes it"),
+    _Option(
+        "strict missing mismatched unexpected arrays device unknown containers replicas",
+        "separator",
+        "treepack.load takes it",
+    ),
+    _Option("ignore_mismatched_sizes", "mismatched", 'pass mismatched="target"'),
+    _Option("device_map", "device", "pass device= or sharding="),
+    _Option("verbose show_progress progress_bar pbar", "progress", "pass progress=True"),
+    _Option("lazy", "on_corrupt", "treepack.open reads arrays when they are used"),
+    _Option("checksum checksums check validate", "on_corrupt", "pass verify=True"),
     _Option(
         "partial partial_restore ignore_missing allow_missing", "missing", 'pass missing="target"'
     ),
     _Option("restore_args shapes dtypes", "target", "pass jax.ShapeDtypeStructs as target="),
-    _Option("target", "separator", "pass the tree as the second argument"),
+    _Option("target template", "separator", "pass the tree as the second argument"),
     _Option("path format", "tree", "treepack.save(path, tree, ...) takes it"),
     _Option(
         "select exclude target template dtype arrays sharding strict cast copy verify on_corrupt",
@@ -135,7 +158,11 @@ _OPTIONS = [
         "on_corrupt",
         "leave it out: treepack.save takes it",
     ),
-    _Option("durable sharded background mapping separator path", "static", "treepack.save has it"),
+    _Option(
+        "durable sharded background mapping separator path format max_shard_size",
+        "static",
+        "treepack.save has it",
+    ),
     _Option("name", "serialized_name", "pass serialized_name="),
     _Option("compression gzip zip", "compress", "pass compress=True"),
     _Option("framework framework_name device", "salvage", "leave it out: arrays are NumPy's"),
@@ -156,7 +183,7 @@ def unknown_option(verb: Callable[..., Any], name: str) -> TypeError:
     near = difflib.get_close_matches(name, names, n=1)
     hints = (row.hint for row in _OPTIONS if name in row.names.split() and row.needed in names)
     hint = next(hints, f"is it {near[0]!r}?" if near else "")
-    end = f": {hint}" if hint else f"; it has {', '.join(names)}"
+    end = f": {hint}" if hint else f"; it has {', '.join(names) or 'none'}"
     return TypeError(f"{_name_of(verb)}() got an unexpected keyword argument {name!r}{end}")
 
 
@@ -284,7 +311,7 @@ class _ListMethod:
 _SERIES = by_name(
     {
         "restore load": "use resume(target), or treepack.load(run.path(step), target)",
-        "latest_step all_steps latest": "use steps(), as in run.steps()[-1]",
+        "latest_step all_steps latest last last_step": "use steps(), as in run.steps()[-1]",
         "wait_until_finished close": "use wait()",
         "best_step": "use best()",
         "delete remove rm": "use keep=treepack.Keep(...), which removes the others",
@@ -323,6 +350,8 @@ _TREE = by_name(
         "get_tensor get_slice f get_array": "use file[path]",
         "files names paths": "use [path for path, _ in file.leaves()]",
         "tree state_dict": "use load()",
+        "flatten arrays": "use dict(file.leaves())",
+        "select filter": "use load(select=...)",
         "statistics shape dtype size": "look up an array in it, as by file[path]",
     }
 )
@@ -340,6 +369,7 @@ _DIFFERENCES = by_name(
         "paths": "use [each.path for each in differences]",
         "differences": "it is a list of the differences",
         "summary text report": "use str(differences)",
+        "ok equal equals same identical is_equal": "use `not differences`: it lists them",
     }
 )
 _STATISTICS = by_name(
@@ -349,6 +379,8 @@ _STATISTICS = by_name(
         "nans": "use nan",
         "inf infs": "use infinite",
         "count": "use size",
+        "average avg": "use mean",
+        "stddev sd": "use std",
     }
 )
 _MAPPING = by_name(
@@ -371,11 +403,21 @@ _OF_CLASSES = {
         {"hex hexdigest digest": "use str(digest)", "[]": "leaves[path] is the digest of a leaf"}
     ),
     "Statistics": _STATISTICS,
+    "Report": by_name(
+        {
+            "missing ignored initialized": "use kept",
+            "mismatched": "use kept, or mismatched= of load",
+            "extra unused": "use unexpected",
+            "restored": "use loaded",
+            "damaged corrupted": "use corrupt",
+        }
+    ),
     "Mapping": _MAPPING,
     "LazyArray": by_name(
         {
             "load read array value": "read it by array[...], or a part by array[:10]",
             "at": "use jax.numpy.asarray(array).at",
+            "sharding": "treepack.abstract(path) has that of the save",
         }
     ),
 }
@@ -398,6 +440,13 @@ MODULE = by_name(
         "validate check": "use treepack.verify",
         "exists": "use treepack.is_checkpoint",
         "rename transpose": "pass mapping= to treepack.load or treepack.save",
+        "list_checkpoints list_steps steps": "use treepack.Series(path).steps()",
+        "Run run series save_series": "use treepack.Series",
+        "publish": "use treepack.Publisher",
+        "subscribe": "use treepack.Subscriber",
+        "summary describe": "print treepack.open(path)",
+        "Template template tree_structure eval_shape": "use treepack.abstract, or jax.eval_shape",
+        "map": "use treepack.Mapping",
         "merge": "pass missing='target' to treepack.load",
         "tree_map": "use jax.tree.map",
         "register register_class register_type register_pytree_node "

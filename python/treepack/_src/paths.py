@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import difflib
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -197,20 +198,27 @@ def similar(typo: str, paths: Iterable[str]) -> str:
     near = [match] if match else [both[name] for name in closest(typo, both)]
     if near:
         return f"; is it {near[0]!r}?"
-    shown = [
-        printable(path[:_MOST_LETTERS]) for path in itertools.islice(texts.values(), _MOST_SHOWN)
-    ]
-    shown += ["…"] * (len(texts) > _MOST_SHOWN)
+    levels = [[*texts.values()]]  # first the leaves, then the containers on the first levels
+    for depth in _SHOWN_LEVELS:
+        levels.append([*{"/".join(path.split("/", depth)[:depth]): None for path in levels[0]}])
+    wide = [level for level in levels if len(level) > 1] or levels
+    names = next((level for level in wide if len(level) <= _MOST_SHOWN), wide[-1])
+    shown = [printable(path[:_MOST_LETTERS]) for path in names[:_MOST_SHOWN]]
+    shown += ["…"] * (len(names) > _MOST_SHOWN)
     return f"; it has {', '.join(shown) or 'no leaves'}"
 
 
+# Keys as Python and `jax.tree_util.keystr` write them.
+_BRACKETS = re.compile(r"""\[['"]?([^\]'"]*)['"]?\]""")
+
 # The maximum number of paths in an error, and of the characters of each.
 _MOST_SHOWN = 5
+_SHOWN_LEVELS = (3, 2, 1)
 _MOST_LETTERS = 100
 
 
 def _folded(path: str) -> list[str]:
-    return path.casefold().replace(".", "/").strip("/").split("/")
+    return _BRACKETS.sub(r"/\1", path).casefold().replace(".", "/").strip("/").split("/")
 
 
 def has(ordered: Sequence[str], path: str) -> bool:

@@ -90,7 +90,8 @@ def digest(
 
     It is the same for a tree and every file of it: plain, compressed, sharded over any mesh, or
     flax's. It covers paths, dtypes, shapes and values, but not metadata, types of containers and
-    static data. NumPy and JAX arrays count as equal, and so do scalars of NumPy and 0-d arrays.
+    static data. NumPy and JAX arrays count as equal, and so do scalars of NumPy and 0-d arrays, but
+    not Python numbers.
 
     Digests in the steps of a run with `unchanged="link"` are read, not computed. `verify` compares
     the bytes with their checksums, `load(expect=)` computes all digests.

@@ -3,6 +3,7 @@ from __future__ import annotations
 import html
 import itertools
 import math
+import re
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import Any, Never, Unpack
 
@@ -52,14 +53,20 @@ from treepack.errors import SALVAGE_ADVICE, CorruptionError, DecodeError, Missin
 _INTACT = '; leaves() lists the intact leaves, load(target, missing="target") loads them'
 
 
+def _from_end(part: str, names: list[str]) -> list[str]:
+    """Finds a negative index of a list."""
+    is_index = re.fullmatch("-[1-9][0-9]{0,8}", part) and names[:1] == ["0"]
+    return names[int(part) :][:1] if is_index and -int(part) <= len(names) else []
+
+
 class Tree(Hinting, Mapping[str, Any]):
     """A container in an open file: a mapping of its keys to its children.
 
     Arrays are `LazyArray`s, containers `Tree`s; other leaves are read when looked up. Elements of
     lists and tuples have keys such as `"0"`. A key may also be a path, such as `params/layers/0/w`,
-    or a key path of JAX. In a path, `/` inside a key is written `~1`, and `~` is written `~0`. If
-    no value has that path, it is also tried without escapes, and must then match one value, such as
-    haiku's `mlp/~/linear_0/w`.
+    or a key path of JAX. In a path, and in the keys of an iteration, `/` inside a key is written
+    `~1`, and `~` is written `~0`. If no value has that path, it is also tried without escapes, and
+    must then match one value, such as haiku's `mlp/~/linear_0/w`.
 
     Examples:
       >>> import numpy as np, treepack
@@ -175,15 +182,18 @@ class Tree(Hinting, Mapping[str, Any]):
         leaves = (path for path, _ in catalog.leaves(start))
         if (suggested := _paths.suggest("/".join(parts), leaves)) is not None:
             return suggested
-        # Otherwise the first missing part is replaced by a similar name.
-        for count, part in enumerate(parts):
-            value = catalog.find(parts[:count], self._place.value)
+        # Otherwise missing parts are replaced by similar names.
+        near: list[str] = []
+        for part in parts:
+            value = catalog.find(near, start)
             names = [] if value is None else [name for name, _ in catalog.children(value) or ()]
             if part not in names:
                 # Compares names rather than paths: the time is quadratic in the length.
-                near = _paths.closest(part, names[: _paths.MOST_NAMES])
-                return _paths.text([*parts[:count], *near, *parts[count + 1 :]]) if near else None
-        return None
+                names = _from_end(part, names) or _paths.closest(part, names[: _paths.MOST_NAMES])
+                if not names:
+                    return None
+            near.append(part if part in names else names[0])
+        return _paths.text(near)
 
     def __contains__(self, path: object) -> bool:
         try:

@@ -153,7 +153,7 @@ def _dotted(pattern: str, paths: Iterable[str]) -> str:
 
 def _starred(pattern: str, paths: Iterable[str]) -> str:
     star = _OTHERS.sub("*", pattern)
-    for text in (star, f"**/{star}") if star != pattern else ():
+    for text in (star, f"**/{star}") if star != pattern and star.strip("*/") else ():
         if not Selector(text).unmatched(paths):
             return f"; wildcards are *, ** and ?: is it {text!r}?"
     return ""
@@ -163,7 +163,7 @@ def _separated(pattern: str, paths: Iterable[str]) -> str:
     if braces := _BRACES.fullmatch(pattern):
         pieces = [f"{braces[1]}{choice.strip()}{braces[3]}" for choice in braces[2].split(",")]
     else:
-        pieces = re.findall(r"[^,\s]+", pattern)
+        pieces = [text.strip("[]()'\"") for text in re.findall(r"[^,\s]+", pattern)]
     is_list = len(pieces) > 1 and not Selector(pieces).unmatched(paths)
     return f"; for several patterns, pass a list: {pieces}" if is_list else ""
 

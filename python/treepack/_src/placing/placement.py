@@ -148,9 +148,13 @@ class _Shardings:
 
     def __init__(self, tree: dict[tuple[str, ...], Any]):
         self.tree, self.is_unused = tree, bool(tree) and None not in tree.values()
+        is_list = [*tree] == [(str(at),) for at in range(len(tree))]
+        is_list &= all(hasattr(leaf, "platform") for leaf in tree.values())
+        devices = " (a list of devices; for all, pass NamedSharding(mesh, spec))" * is_list
+        self._entries = f"shardings{devices}"
 
     def __call__(self, path: Trail, _: Any, is_needed: bool) -> Any:
-        found = _paths.at_or_above(self.tree, path, "shardings" if is_needed else None)
+        found = _paths.at_or_above(self.tree, path, self._entries if is_needed else None)
         self.is_unused &= found is None
         return found
 

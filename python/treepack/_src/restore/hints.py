@@ -64,24 +64,29 @@ def level_of(
     at, is_root = str(path), not path.parts
     names = {str(name): name for name in state}
     shared = {
-        name: children.keys() & state[key].keys()
+        name: {
+            each
+            for each in children.keys() & state[key].keys()
+            if isinstance(state[key][each], Mapping) == (kind_of(children[each]) is not None)
+        }
         for name, key in names.items()
         if isinstance(state[key], Mapping)
     }
-    if most := max(map(len, shared.values()), default=0):
+    higher = {name: _names_of(child) & names.keys() for name, child in children.items()}
+    most = max(map(len, shared.values()), default=0)
+    if most and most >= max(map(len, higher.values()), default=0):
         above = [name for name, found in shared.items() if len(found) == most]
         places = shortened((printable(str(Trail(path, name))) for name in above), len(above))
         near = printable(above[0])
         hint = (
             f"The file has these leaves in {places}: pass {{{near!r}: template}} as the template, "
-            f"and take [{near!r}] of the result."
+            f"and take [{near!r}] of the loaded tree."
             if is_root
             else f"The file has the leaves of {printable(at)} in {places}: pass "
             f"{{{near!r}: ...}} in its place."
         )
         return Level(hint, at, frozenset(map(_part, shared[above[0]] | names.keys())))
-    for name, child in children.items():
-        below = _names_of(child) & names.keys()
+    for name, below in higher.items():
         if below:
             shown = printable(name)
             if isinstance(target, Mapping):

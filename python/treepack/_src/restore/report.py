@@ -3,9 +3,10 @@ from __future__ import annotations
 import difflib
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from treepack._src import paths as _paths
+from treepack._src.elsewhere import hint_for, unknown_attribute
 from treepack._src.interop import jax as _jax
 from treepack._src.leaves.absent import ABSENT
 from treepack._src.leaves.signature import signature
@@ -289,6 +290,14 @@ class Report(NamedTuple):
             for name, paths in fields
         ]
         return f"Report({', '.join(lists)})"
+
+
+def _unknown(report: Report, name: str) -> Any:
+    raise unknown_attribute(report, name, hint_for(Report, name))
+
+
+if not TYPE_CHECKING:  # type checkers would accept any attribute; a named tuple has no other base
+    Report.__getattr__ = _unknown
 
 
 def _quoted(path: str) -> str:

@@ -99,6 +99,8 @@ def _numbers(metrics: Any) -> dict[str, float]:
             cure = "pass one number, such as float(value.mean())"
             if getattr(value, "size", 1) == 1:
                 cure = "leave it out" if value is None else "pass float(value)"
+            if isinstance(value, Mapping):
+                cure = f"pass each of its numbers by its own name, such as '{name:.100}/loss'"
             if np.iscomplexobj(value):
                 cure = "pass a real one, such as float(abs(value))"
             if isinstance(value, str) and not _is_number(value):

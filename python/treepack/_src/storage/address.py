@@ -525,6 +525,7 @@ _FORMATS = {
     "JSON": ".json",
     "GGUF": ".gguf",
     "ONNX": ".onnx",
+    "equinox": ".eqx",
     "zip": ".zip",
     "tar": ".tar .tgz",
     "Zstandard": ".zst .zstd",

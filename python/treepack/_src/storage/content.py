@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import gzip
+import inspect
 import io
 import mmap as mmap_module
 import os
@@ -382,6 +383,10 @@ def check_data(source: Any) -> None:
         hint = ": open it first, in binary mode" if hasattr(source, "open") else ""
         if hasattr(source, "abstract"):  # a `File` or `Tree`
             hint = ": pass its path, or call its methods, such as load and abstract"
+        elif hasattr(source, "should_save"):  # a `Series`
+            hint = ": call its resume(target), or treepack.load(run.path(step), target) for a step"
+        elif inspect.ismethod(source):
+            hint = f": call it, as {source.__name__}(...)"
         elif callable(source) and not hint:
             hint = ": for the shapes of the result of a function, call jax.eval_shape"
         if isinstance(source, (list, set, tuple)):
