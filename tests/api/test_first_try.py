@@ -478,6 +478,42 @@ def test_a_rule_with_a_typo_keeps_the_target() -> None:
     assert typo(mapping=head | {"norm": "norm.weight"})["norm"].any()
 
 
+def test_a_rule_of_a_leaf_that_the_target_lacks() -> None:
+    file, target = {"enc": WEIGHT, "head": WEIGHT + 1}, {"enc": WEIGHT, "head": WEIGHT}
+    load = partial(treepack.load, treepack.dumps(file))
+    for typo in ("enc", ("enc", "a b -> a b")):
+        with pytest.warns(UserWarning, match="^the target has no leaf for .* is it 'head'"):
+            found = load(target, mapping={"enc": "head", "heads": typo})
+        assert np.array_equal(found["head"], file["head"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load(target, mapping={"enc": "head", "heads": "enc"}, return_report=True)
+        assert load({"enc": WEIGHT}, mapping={"enc": "head", "head": "enc"})  # rules of the whole
+        assert np.array_equal(load(target, mapping={"head": "enc"})["head"], WEIGHT)
+
+
+def test_leaves_with_one_level_more_or_a_shorter_name() -> None:
+    def layer(value: float) -> Any:
+        return {"w": np.full(3, value), "b": np.full(2, value)}
+
+    flat = {"params": {"enc": layer(1), "head": layer(2)}}
+    deep = {"params": {"trunk": {"enc": layer(1)}, "head": layer(2)}}
+    short = {"enc": layer(1), "head": layer(2)}
+    long = {"encoder": layer(1), "head": layer(2)}
+    for one, other, new, old in (
+        (flat, deep, "params/trunk/enc", "params/enc"),
+        (deep, flat, "params/enc", "params/trunk/enc"),
+        (short, long, "encoder", "enc"),
+        (long, short, "enc", "encoder"),
+    ):
+        load = partial(treepack.load, treepack.dumps(one), jax.tree.map(np.zeros_like, other))
+        text = re.escape(f"pass mapping={{{new!r}: {old!r}}} if they are the same")
+        with pytest.warns(UserWarning, match=text):
+            load(missing="target")
+        found = load(missing="target", mapping={new: old})
+        assert jax.tree.all(jax.tree.map(np.array_equal, found, other))
+
+
 def test_a_subscriber_of_something_else() -> None:
     treepack.Series("run").save(3, {"w": WEIGHT})
     treepack.save("sharded", {"w": WEIGHT}, sharded=True)

@@ -283,7 +283,7 @@ def plain_rules(draw: st.DrawFn) -> dict[str, str]:
     return rules
 
 
-@pytest.mark.filterwarnings("ignore:the (tree|file) has no leaf")
+@pytest.mark.filterwarnings("ignore:the (tree|file|target) has no leaf")
 @given(tree=TREES, rules=plain_rules(), way=st.sampled_from(WAYS))
 def test_a_load_reverts_a_save_or_one_of_them_is_refused(tree: Any, rules: Any, way: Any) -> None:
     try:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -179,13 +178,16 @@ def load_part(
         loaded = _restored(place, target, choice, partial, convert, reading)
         if keeps:
             partial.check_values(choice.corrupt)
+        is_noted = selection.return_report
         if keeps and not (selection.return_report or choice.corrupt):
             marks = None if selection.select is None else choice.marks
             if marks is not None and partial.wanted():
                 leaves = PathBudget().all(place.catalog.leaves(place.value))
                 partial.left(path for path, value in leaves if value not in marks)
             partial.check_loads(target)
-            partial.warn_of_unlike()
+            is_noted = partial.warn_of_unlike()
+        if isinstance(place.reader, MappedReader) and not is_noted:
+            place.reader.warn_of_typos(choice.selector.selects)
         report = partial.report(choice.corrupt, choice.unverified)
     return (loaded, report) if selection.return_report else loaded
 
@@ -208,9 +210,6 @@ def _fitting(
         if reason := reader.unmatched():
             raise TreepackError(reason)
         _check_reached(plan.ruled, reader.there or {})
-        typos = {} if selection.return_report else reader.misnamed()
-        for path in itertools.islice(filter(selector.selects, typos), 1):
-            warn(f"{printable(path)} stays as in the target: {typos[path]}")
     left = reader.left_out()
     structs = (parts for parts, leaf in leaves_of(target, ()) if left and _jax.is_struct(leaf))
     empty = [path for path in map(_paths.text, structs) if path in left and selector.selects(path)]

@@ -446,16 +446,21 @@ class MappedReader(Reader):
         made = filter(None, map(self._unlike_made, self.plan.made))
         return {fault.path: fault.text for fault in made} | lacks
 
-    def misnamed(self) -> dict[str, str]:
-        """Returns leaves of the target whose rule perhaps means a leaf that no rule takes."""
-        missing = {it.path: it.text for it in self.plan.faults if it.is_missing}
-        nearest = {
-            rule.text: near
-            for rule in (self.plan.unused if missing else [])[:_MOST_TYPOS]
-            if "; is it " in (near := rule.near(self.plan.left, self.there))
-        }
-        ends = itertools.product(missing.items(), nearest.items())
-        return {path: text + near for (path, text), (end, near) in ends if text.endswith(end)}
+    def warn_of_typos(self, selects: Callable[[str], bool]) -> None:
+        """Warns of a rule that perhaps means another leaf, of the file or of the target."""
+        plan, there = self.plan, self.there or {}
+        missing = {it.path: it.text for it in plan.faults if it.is_missing and selects(it.path)}
+        for rule in plan.unused[:_MOST_TYPOS] if missing and not self.has_function else ():
+            near = rule.near(plan.left, there)
+            for path, text in missing.items() if "; is it " in near else ():
+                if text.endswith(rule.text):
+                    warn(f"{printable(path)} stays as in the target: {text}{near}")
+                    return
+        free = [*there.keys() - {*plan.ruled, *(it.path for it in plan.faults)}]
+        for rule in plan.unreached[:_MOST_TYPOS] if free else ():
+            if "; is it " in (near := rule.near_there(filter(selects, free))):
+                warn(f"the target has no leaf for {rule.text}{near}")
+                return
 
     def unmatched(self) -> str:
         if self.plan.ruled or not self.plan.unused:

@@ -64,6 +64,7 @@ class Plan(NamedTuple):
       made: The arrays that are assembled, by their paths there.
       same: The paths here of leaves that only get other names, by their paths there.
       ties: Further arrays for paths that are in `made`, which must be equal to these.
+      unreached: The rules of leaves here whose paths the template lacks.
       left: The paths here that no rule takes.
       hidden: The paths of `left` in whose place there a rule puts another leaf.
     """
@@ -73,6 +74,7 @@ class Plan(NamedTuple):
     ties: list[tuple[str, Made | str]]
     faults: list[Fault]
     unused: list[Rule]
+    unreached: list[Rule]
     left: list[str]
     hidden: list[str]
     ruled: list[str]
@@ -105,7 +107,7 @@ class Planner:
         self._rules, self._sizes, self._here, self._there = rules, sizes, here, there
         self._names = LeafNames(here)
         self._wanted = None if there is None else LeafNames(there)
-        self._plan = Plan({}, {}, [], [], [], [], [], [])
+        self._plan = Plan({}, {}, [], [], [], [], [], [], [])
         self._taken: set[str] = set()
         # New names by plain rules: the rule, the path there, and the path here.
         self._renames: list[tuple[Rule, str, str]] = []
@@ -156,10 +158,12 @@ class Planner:
         plan = self._plan
         known = {*plan.made, *plan.same, *(fault.path for fault in plan.faults)}
         for rule in self._rules:
-            if rule.is_plain and rule not in plan.unused:
-                continue
+            is_known, is_reached = rule.is_plain and rule not in plan.unused, False
             for pattern in rule.there.patterns:
                 for values, path, _ in pattern.matches(self._wanted, above=rule.is_plain):
+                    is_reached = True
+                    if is_known:
+                        break
                     if path not in known:
                         texts = {name: f"{{{name}}}" for name in rule.here.indices}
                         lacks = rule.here.patterns[0].fill({**texts, **values})
@@ -167,6 +171,8 @@ class Planner:
                             Fault(path, f"the {rule.here.name} has no {lacks}, {rule.text}", True)
                         )
                         known.add(path)
+            if not is_reached and rule not in plan.unused:
+                plan.unreached.append(rule)
 
     def _path(self, side: Side, pattern: Pattern, values: Mapping[str, str], *rest: str) -> str:
         text = pattern.fill(values)

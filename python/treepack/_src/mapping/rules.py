@@ -115,6 +115,10 @@ class Rule:
         text = ours.text.replace(".", "/")
         return _with_indices(text, _paths.similar(text, here))
 
+    def near_there(self, there: Iterable[str]) -> str:
+        text = self.there.patterns[0].text
+        return _with_indices(text, _paths.similar(text, there))
+
 
 def _with_indices(text: str, hint: str) -> str:
     match = re.fullmatch(r"; is it '(.*)'\?", hint)

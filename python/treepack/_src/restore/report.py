@@ -144,7 +144,8 @@ class Coverage:
                 [*kept, *(Mismatch(path, NOTHING, "a leaf") for path in self._unexpected)],
             )
 
-    def warn_of_unlike(self) -> None:
+    def warn_of_unlike(self) -> bool:
+        """Returns whether it has warned."""
         kept = {leaf.path for leaf in self.wanted()}
         ours = self._kept.keys() | self._loaded.keys()
         unused = self._unexpected.keys() | self._left.keys() - ours
@@ -161,7 +162,8 @@ class Coverage:
                 f'missing="target" keeps all of {name}, as the file has only other leaves there: '
                 f"pass mapping= if they have other names, or exclude={name!r} to keep it"
             )
-        elif moved := _moved(kept, unused):
+            return True
+        if moved := _moved(kept, unused):
             new, old = (path_end(printable(path)) for path in moved)
             there, change = ("the file has", f"pass mapping={{{new!r}: {old!r}}}")
             if self.names is not None:  # a rule may make this path
@@ -170,6 +172,8 @@ class Coverage:
                 f'missing="target" keeps {new}, and {there} leaves at {old} that are not used: '
                 f"{change} if they are the same, or exclude={new!r} to keep it"
             )
+            return True
+        return False
 
     def wanted(self, corrupt: Collection[str] = ()) -> list[Mismatch]:
         return [
@@ -209,6 +213,10 @@ def _moved(ours: Collection[str], theirs: Collection[str]) -> tuple[str, str] | 
             for tail in (rest, rest.partition("/")[2]):
                 if "/" in tail and tail in flat:
                     return _without_tail(*((tail, path) if deep is theirs else (path, tail)))
+            for above, name, below in _names(path):  # one name more in the middle
+                if above and len(below) > 1 and "/".join((*above, *below)) in flat:
+                    long, short = ("/".join((*above, *more, below[0])) for more in ([name], []))
+                    return (short, long) if deep is theirs else (long, short)
     return _alike(ours, theirs)
 
 
@@ -221,7 +229,8 @@ def _alike(ours: Collection[str], theirs: Collection[str]) -> tuple[str, str] | 
     for path in sorted(ours)[:_MOST_COMPARED]:
         for head, name, rest in _names(path):
             names = rests.get((*head, "", *rest), [])[:10]
-            for near in difflib.get_close_matches(name, names, n=1, cutoff=0.75):
+            begun = [it for it in names if rest and (it.startswith(name) or name.startswith(it))]
+            for near in difflib.get_close_matches(name, names, n=1, cutoff=0.75) or begun[:1]:
                 return "/".join((*head, name)), "/".join((*head, near))
             if names and head and not rest:
                 beside = beside or (path, "/".join((*head, names[0])))
