@@ -36,9 +36,7 @@ def test_hostile_files_are_documented_errors() -> None:
 @pytest.mark.campaign
 @pytest.mark.parametrize("seed", [501124, 510291, 702545])
 def test_hostile_files_of_seeds_that_failed(seed: int) -> None:
-    """Damage at the end of the base of a patch, parts of a damaged patch that overlap, and an index
-    with an array of more bytes than there are addresses.
-    """
+    """Damage at the end of a base, overlapping parts of a patch, too many bytes in an index."""
     campaign(seed, 1, "--warm-up", "40")
 
 

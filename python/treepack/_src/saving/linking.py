@@ -186,6 +186,18 @@ def worth_linking(alive: Sequence[Alive]) -> list[str]:
     return most[:_MOST_LINKED]
 
 
+class Terms(NamedTuple):
+    """The choices of process 0 about the links of a step.
+
+    Attributes:
+      full: The `full` of the step.
+      is_shared: Whether the processes agree on the files to link.
+    """
+
+    full: tuple[int, float]
+    is_shared: bool
+
+
 class LinkErrors:
     """Suppresses the errors of `Address.link_to`; warns of a damaged file."""
 
@@ -219,14 +231,14 @@ class Linking:
                 self.step = _read(path, parts)
         return self.step
 
-    def full(self, step: Step | None) -> tuple[int, float]:
+    def terms(self, last: Step | None) -> Terms:
         now = time.time()
-        if step is None:
-            return 1, now
-        count, since = step.full
+        if last is None:
+            return Terms((1, now), False)
+        count, since = last.full
         is_old = count >= _FULL_CHECKPOINTS and abs(now - since) >= _FULL_S
         is_due = is_old if self._full_every is None else count >= self._full_every
-        return (1, now) if is_due else (count + 1, since)
+        return Terms((1, now) if is_due else (count + 1, since), last.is_shared)
 
     def link(
         self,

@@ -34,6 +34,7 @@ from treepack._src.saving.linking import (
     Linking,
     Part,
     Step,
+    Terms,
     fixed,
     in_host_memory,
     name_of,
@@ -182,13 +183,11 @@ class ShardedWrite:
             raise
 
     def _write_and_commit(self, directory: Directory, name: str, progress: Progress) -> None:
-        linking, full, is_shared = self._linking, None, False
-        if linking is not None:
-            last = linking.previous(self._parts)
-            full, is_shared = linking.full(last), last is not None and last.is_shared
+        linking = self._linking
+        terms = None if linking is None else linking.terms(linking.previous(self._parts))
         if self._identity is not None:
-            self.group.announce(json.dumps([name, self._identity.summary(), full, is_shared]))
-        mine = self.write(directory, name, full, progress, is_shared=is_shared)
+            self.group.announce(json.dumps([name, self._identity.summary(), terms]))
+        mine = self.write(directory, name, terms, progress)
         messages = {0: Message(written=mine), **self.group.gather()}
         errors = [*self._errors_of(messages)]
         if errors:
@@ -199,10 +198,11 @@ class ShardedWrite:
         group, mine = self.group, self._identity
         announced = group.announced()
         if announced and mine is not None:
-            name, identity, full, is_shared = json.loads(announced)
+            name, identity, terms = json.loads(announced)
             if mine.is_same(identity):
                 try:
-                    written = self.write(directory, name, full, progress, is_shared=is_shared)
+                    terms = None if terms is None else Terms(*terms)
+                    written = self.write(directory, name, terms, progress)
                 except BaseException as error:
                     group.fail(error)
                     raise
@@ -215,15 +215,11 @@ class ShardedWrite:
         self,
         directory: Directory,
         name: str,
-        full: tuple[int, float] | None = None,
+        terms: Terms | None = None,
         progress: Progress = None,
-        *,
-        is_shared: bool = False,
     ) -> Written | None:
-        if full is not None and self._linking is not None:
-            return self._link_and_write(
-                self._linking, directory, name, full, progress, is_shared=is_shared
-            )
+        if terms is not None and self._linking is not None:
+            return self._link_and_write(self._linking, directory, name, terms, progress)
         layout, self._layout = self._layout, None
         if layout is None:
             return None
@@ -237,10 +233,8 @@ class ShardedWrite:
         linking: Linking,
         directory: Directory,
         name: str,
-        full: tuple[int, float],
+        terms: Terms,
         progress: Progress,
-        *,
-        is_shared: bool,
     ) -> Written:
         parts, self._parts = self._parts, []
         durable, threads = self._writing.durable, self._writing.threads
@@ -250,14 +244,14 @@ class ShardedWrite:
 
         def alive() -> Alive:
             probes.extend(probes_of(parts, last, threads))
-            if last is None or full[0] == 1:
+            if last is None or terms.full[0] == 1:
                 return []
             unchanged.update(last.unchanged(parts, probes, threads))
             return last.alive(parts, unchanged)
 
-        linked = self._worth_linking(alive) if is_shared else worth_linking([alive()])
-        age = 0 if last is None else last.age + 1
-        step = Step(self._path, {}, {}, {}, {}, {}, full, age, is_shared and bool(linked))
+        linked = self._worth_linking(alive) if terms.is_shared else worth_linking([alive()])
+        age, is_shared = 0 if last is None else last.age + 1, terms.is_shared and bool(linked)
+        step = Step(self._path, {}, {}, {}, {}, {}, terms.full, age, is_shared)
         done: set[int] = set()
         if last is not None:
             done = linking.link(last, step, unchanged, parts, linked, directory, durable=durable)
@@ -272,8 +266,8 @@ class ShardedWrite:
             ours = [part for number, part in rest.items() if (number in unchanged) is is_moved]
             if is_moved and not ours:
                 continue
-            more: dict[str, Any] = {} if is_moved else {"full": [*full], "links": links}
-            if step.is_shared and not is_moved:
+            more: dict[str, Any] = {} if is_moved else {"full": [*terms.full], "links": links}
+            if is_shared and not is_moved:
                 more["shared"] = True
             file = Directory.file_name(name, index, place)
             shards = [(part.keys, part.data) for part in ours]
