@@ -31,6 +31,8 @@ import optax
 
 import treepack
 
+CODEC = "zstd" if importlib.util.find_spec("zstandard") else "zlib"
+
 RATES = (0.001, 0.01, 0.03, 0.1)
 _COPIERS = concurrent.futures.ThreadPoolExecutor(2)
 
@@ -42,10 +44,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
     print(f"{'':46}of a copy: encode  apply_delta  loads  (of one into new memory)")
-    print("changed  smaller  of entropy  indices  xor")
+    print(f"changed  smaller  of entropy  indices  xor and {CODEC}")
     for rate in RATES:
         moved(rate, options.mib << 20, options.rounds)
-    print("\ntrained weights            changed  smaller  xor")
+    print(f"\ntrained weights            changed  smaller  xor and {CODEC}")
     trained()
 
 
@@ -111,7 +113,7 @@ def differing(new: np.ndarray, old: np.ndarray) -> int:
     """Returns the bytes of the exclusive or, compressed."""
     word = f"u{new.dtype.itemsize}"
     data = (new.view(word) ^ old.view(word)).tobytes()
-    if importlib.util.find_spec("zstandard"):
+    if CODEC == "zstd":
         import zstandard
 
         return len(zstandard.ZstdCompressor(1).compress(data))
