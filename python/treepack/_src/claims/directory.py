@@ -1,8 +1,8 @@
 """Claims the directory of a sharded checkpoint, commits to it, and cleans it.
 
-Only one job can commit. In a local directory it holds a lease (`lease.py`). A store has no locks: a
+Only one job can commit. In a local directory it holds a lease (`lease.py`). In a store, a
 conditional request replaces the manifest only if it has not changed since the save began, and the
-cleanup spares files from after the commit, of a job that began in between.
+cleanup spares files of a job that began after the commit.
 """
 
 from __future__ import annotations

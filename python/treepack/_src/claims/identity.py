@@ -172,7 +172,7 @@ def _sum_of(*parts: Buffer) -> str:
 def _is_one_place(mine: list[str], theirs: list[str]) -> bool:
     """Returns whether the paths of two processes may name the same directory.
 
-    Equal relative paths may; if they do not, process 0 misses the files of others.
+    Equal relative paths may.
     """
     return mine[0] == theirs[0] or mine[1] == theirs[1]
 

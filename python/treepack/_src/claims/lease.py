@@ -1,9 +1,8 @@
 """Implements the lease of a directory: a file that only one job can hold while it saves there.
 
-It names host, process and time, and is renewed during the save. Its holder also locks it where the
-file system has locks, until the process ends. A lease belongs to a dead process if it is not
-locked, its process has ended on this machine, or another host has not renewed it for `EXPIRY_S`:
-the next process replaces it. So `commit` checks the lease first.
+It names host, process and time, is renewed during the save, and is locked where the file system
+has locks. The next process replaces it if it is not locked, its process has ended on this machine,
+or another host has not renewed it for `EXPIRY_S`. So `commit` checks the lease first.
 """
 
 from __future__ import annotations

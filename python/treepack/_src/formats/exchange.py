@@ -1,9 +1,6 @@
 """Exchanges shards between processes, so that each can save whole arrays, in another layout.
 
-    arrays ──each process its shards──▶ hidden checkpoint ──▶ whole arrays, read by any process
-
-Two rounds of messages are for the hidden checkpoint and the files; `Rearranged` has a third, of the
-sharded directory.
+arrays ──each process its shards──▶ hidden checkpoint ──▶ whole arrays, read by any process
 """
 
 from __future__ import annotations
@@ -237,10 +234,7 @@ class Exchange(Alone):
 
 
 class Rearranged:
-    """A save of tensors that a mapping makes, to a sharded directory of several processes.
-
-    Each is written by one process, which reads its parts from the exchange.
-    """
+    """A save of tensors that a mapping makes, to a sharded directory of several processes."""
 
     def __init__(
         self, path: Address, tree: Any, saved: Saved, writing: Writing, exchange: Exchange

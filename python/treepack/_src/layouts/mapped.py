@@ -86,10 +86,7 @@ class _Sources:
         return made.assembled(source, path=path, empty=self._empty)
 
     def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-        """Returns an array in memory that no other array uses any more, where there is some.
-
-        The system would have to clear new memory first.
-        """
+        """Returns an array in the memory of an earlier one: the system would clear other."""
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes > _MOST_REUSED:
             return np.empty(shape, dtype)

@@ -58,9 +58,9 @@ class Assembly(NamedTuple):
     """An array of one side, and its sources on the other side.
 
     Attributes:
-      stacked: The axes that count sources, and the number of sources along each.
-      parts: The position of each kind of source, without the axes in `stacked`.
-      paths: The paths of the sources: by the axes in `stacked`, then by their kind.
+      stacked: The axes that count sources, with their numbers.
+      parts: The position of each kind of source.
+      paths: The paths of the sources, by `stacked`, then by kind.
     """
 
     result: Part

@@ -4,8 +4,7 @@
                                                                       that hold the same shard
 
 Devices that do not read contribute zeros, and the sum is over unsigned integers, which preserves
-all bits. A process that fails reports it at the agreement: without all processes, the collective
-operation would never end.
+all bits. A process that fails reports it at the agreement, since a sum needs all processes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Decides which values are code: only the program can make them, and they hold no data.
 
-Functions, classes, modules, definitions of models and objects of libraries are code. So are other
-callables, methods, namedtuples and dataclasses that consist only of code, such as optax's
-optimizers. Numbers that a function closes over are constants of its code; arrays are data, except
-in closures of libraries, such as optax's schedules.
+Functions, classes, modules, definitions of models and objects of libraries are code. So are
+callables, namedtuples and dataclasses that consist only of code, such as optax's optimizers.
+Numbers that a function closes over are constants of its code; arrays are data, except in closures
+of libraries, such as optax's schedules.
 """
 
 from __future__ import annotations

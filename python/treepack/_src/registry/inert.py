@@ -1,10 +1,9 @@
 """Decides which data of a file may reach code of libraries and of the program.
 
-A file chooses the type of a node and its static data. Where treepack rebuilds the node, it only
-stores them. Other code may evaluate `data[0]`, `data.keys()` or `data(...)`, and a hostile file
-could have put a function there. So it receives only values from the lists here, whose methods call
-nothing that a file can choose; also in place of placeholders, whose places a file chooses.
-docs/design.md has the reason.
+A file chooses the type of a node and its static data. Other code than treepack's may evaluate
+`data[0]`, `data.keys()` or `data(...)`, where a hostile file could have put a function. So it
+receives only values from the lists here, whose methods call nothing that a file can choose
+(docs/design.md).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Finds types of known libraries, which need no registration.
 
 A file names such a type by its library and its shortest path: `optax:ScaleByAdamState`. Only
-imported modules of the library are searched, for node types, and types of static data that are
-rebuilt without running their code (`definitions.py`). A type that moved inside its library is found
-by the name of its class.
+imported modules of the library are searched, for node types, and for static data that are rebuilt
+without running their code (`definitions.py`). A type that moved is found by the name of its class.
 """
 
 from __future__ import annotations

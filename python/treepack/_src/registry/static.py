@@ -2,8 +2,7 @@
 
 The core writes plain Python types (`None`, bool, int, float, complex, str, bytes, tuple, list,
 dict, frozenset). Any other value is *named*: written as a name from `codecs`, `register_auxdata` or
-`register_function`, and the parts from which it is rebuilt. Data never cause an import or a call:
-an unknown name is an error.
+`register_function`, and the parts from which it is rebuilt. An unknown name is an error.
 """
 
 from __future__ import annotations

@@ -160,8 +160,7 @@ def restore_part(
 
     `place` has the leaves, the number of the part, and its path. `given` returns values that are
     not read from the file, `fetching` a context in which leaves are fetched, `read` the state with
-    its record. `given` is `None` if a state is needed. See `restore_tree` for `convert` and
-    `partial`.
+    its record. `given` is `None` if a state is needed.
     """
     catalog, value, above = place
     record = catalog.record

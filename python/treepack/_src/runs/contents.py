@@ -4,8 +4,8 @@
     directory    metadata of the manifest: {"series": {"step"}, "metadata": ...}
                  metadata of the file of each process: {..., "own": {"time", "metrics", "local"}}
 
-`own` differs between processes; process 0's counts as the checkpoint's. A local item is a tree, as
-`dumps` encodes it. A checkpoint of `save` or of flax has none of these.
+Process 0's `own` counts as the checkpoint's. A local item is a tree, as `dumps` encodes it. A
+checkpoint of `save` or of flax has none of these.
 """
 
 from __future__ import annotations

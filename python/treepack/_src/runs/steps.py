@@ -220,8 +220,7 @@ class Listing:
     def numbered(self) -> dict[int, CheckpointEntry]:
         """Returns the entries that are named by the prefix and an integer, in order.
 
-        Not `step_7.bak` or `step_007`. Of a file and a directory of one name in a store, the file
-        is read.
+        Not `step_7.bak` or `step_007`. In a store, a file comes before a directory of its name.
         """
         numbered: dict[int, CheckpointEntry] = {}
         for entry in sorted(self.begun(), key=lambda entry: entry.is_directory):

@@ -5,8 +5,8 @@
     a thread                └──▶ copy, commit in the durable directory ──▶ rules of `Keep`
 
 The oldest is copied first. A checkpoint counts as copied if the durable directory has an intact one
-of a later step, or of its step that was not saved before it. Nothing else is recorded: after a
-kill, the next save, or `Series.wait`, continues its copies.
+of a later step, or of its step that was not saved before it. Nothing else is recorded: the next
+save or `Series.wait` continues after a kill.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Fast:
     def now(self, step: int) -> float:
         """Returns a time after all previous saves of a step.
 
-        Even if the clock was set back, times show which of two saves is later.
+        The clock may be set back.
         """
         tiers = [Checkpoints(tier.folder) for tier in self._unknown()]  # others may have saved it
         summaries = [tier.summary(step) for tier in tiers if step in tier.steps()]
@@ -72,8 +72,7 @@ class Fast:
     def _unknown(self) -> list[Checkpoints]:
         """Returns the directories that may have later checkpoints.
 
-        The durable one has none while the last saved one is intact in the fast directory; looking
-        would take requests to a store.
+        The durable one has none while the last saved one is intact in the fast directory.
         """
         saved, fast = self._saved, self.checkpoints
         is_known = saved in fast.folder.numbered() and fast.summary(saved) is not None

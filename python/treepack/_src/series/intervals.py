@@ -2,8 +2,8 @@
 
     process 0    at a step ──▶ whether to save, and the step of the next message ──▶ all
 
-There is about one message a second however short steps are. Messages belong to a generation, which
-ends with each save that the clock starts; those long before a save of all processes are deleted.
+There is about one message a second. Messages belong to a generation, which ends with each save that
+the clock starts; those long before a save of all processes are deleted.
 """
 
 from __future__ import annotations

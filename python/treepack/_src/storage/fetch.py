@@ -305,8 +305,7 @@ class _Flight:
 def fetching(wanted: Iterable[RemoteRange]) -> Iterator[None]:
     """Fetches ranges of files in threads while the caller reads them in the same order.
 
-    The stores, not the number of cores, limit the requests. Readers that keep to the order never
-    wait for other requests.
+    The stores, not the number of cores, limit the requests.
     """
     wanted = [(blocks, extent) for blocks, extent in wanted if blocks.at_once > 1]
     if not wanted:  # such as for local files

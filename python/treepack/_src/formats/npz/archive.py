@@ -84,8 +84,7 @@ def read_npz(content: core.Content, max_size: int | None) -> dict[str, Any]:
     """Reads the headers of an archive; arrays are read, and compared with their CRC, when used.
 
     Arrays of strings become lists now. Other members that no array of a tree can hold, such as
-    structures, are the bytes of their file. Damaged and unsupported members, such as pickled
-    objects, raise an error when they are used.
+    structures, are the bytes of their file.
     """
     import zipfile  # takes milliseconds of the start of every program
 

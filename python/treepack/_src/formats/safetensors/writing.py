@@ -2,9 +2,8 @@
 
     tree ──▶ arrays by name ──▶ parts of at most max_shard_size ──▶ header and raw bytes of each
 
-One file is replaced atomically. A directory has one `model.safetensors`, or parts, with new names
-in each save, and an index, which is replaced last; then earlier parts are removed. So a reader
-always finds the old or the new checkpoint.
+A directory has one `model.safetensors`, or parts, with new names in each save, and an index, which
+is replaced last; then earlier parts are removed.
 """
 
 from __future__ import annotations
