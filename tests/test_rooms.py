@@ -16,7 +16,8 @@ PACKAGE = ROOT / "python" / "treepack"
 # A room imports only from rooms before it, and its own modules not in a circle. Below stands the
 # face of `formats`, which finds its folders by listing them; they are above the rooms they use.
 ROOMS = [
-    *("_src.printable", "errors", "_src.paths", "_src.dtypes", "_src.elsewhere", "_src.options"),
+    *("_src.printable", "errors", "_src.paths", "_src.dtypes"),
+    *("_src.elsewhere", "_src.advice", "_src.options"),
     *(
         "_src.calls",
         "_src.tasks",

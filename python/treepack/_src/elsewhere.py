@@ -1,311 +1,173 @@
-"""Names that users of other libraries try, and what replaces them here.
-
-Errors for unknown names and options, and of calls that do not fit, end with these hints.
-"""
+"""Names that users of other libraries try, and their replacements here, for `advice.py`."""
 
 from __future__ import annotations
 
-import difflib
-import functools
-import inspect
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
-
-V = TypeVar("V", bound=Callable[..., Any])
+from collections.abc import Mapping
+from typing import NamedTuple
 
 
 def by_name(rows: Mapping[str, str]) -> dict[str, str]:
     return {name: hint for names, hint in rows.items() for name in names.split()}
 
 
-class _Option(NamedTuple):
+class Option(NamedTuple):
     names: str
     needed: str
     hint: str
 
 
 # The first that fits counts.
-_OPTIONS = [
-    _Option(
+OPTIONS = [
+    Option(
         "template item like abstract_state abstract_pytree args params state tree model",
         "on_corrupt",
         "pass it as target=",
     ),
-    _Option("template item like tree state pytree params", "target", "pass it as target="),
-    _Option("target item like abstract_state abstract_pytree", "template", "pass it as template="),
-    _Option(
+    Option("template item like tree state pytree params", "target", "pass it as target="),
+    Option("target item like abstract_state abstract_pytree", "template", "pass it as template="),
+    Option(
         "overwrite force replace exist_ok mode", "durable", "leave it out: saving always replaces"
     ),
-    _Option(
+    Option(
         "async_ async_save asynchronous is_async use_async use_thread block blocking",
         "background",
         "pass background=True to write in a thread",
     ),
-    _Option("every every_n keep keep_every", "anchor_every", "pass anchor_every="),
-    _Option("background", "version", "leave it out: push in a thread of your own"),
-    _Option("metadata metrics", "version", "make it a leaf of the tree"),
-    _Option("fsync sync flush", "durable", "pass durable=, whether to wait for the disk"),
-    _Option("atomic", "durable", "leave it out: files are always replaced atomically"),
-    _Option("checksum checksums crc", "durable", "leave it out: leaves always have checksums"),
-    _Option("verify", "durable", "call treepack.verify(path) after the save"),
-    _Option("sharding mesh", "sharded", "leave it out: arrays are saved as they are sharded"),
-    _Option("mesh spec partition_spec", "sharding", "pass sharding=NamedSharding(mesh, spec)"),
-    _Option("keep max_to_keep keep_last", "durable", "treepack.Series(path, keep=...) takes it"),
-    _Option("obj pytree params state model", "separator", "pass the tree as the second argument"),
-    _Option("f file filename file_path fname", "tree", "pass the path as the first argument"),
-    _Option("f file filename file_path fname", "path", "pass the path as the first argument"),
-    _Option("ignore skip skip_keys", "exclude", "pass exclude="),
-    _Option("key keys prefix path_prefix only paths names tensors", "select", "pass select="),
-    _Option("axis_resources shardings in_shardings out_shardings", "sharding", "pass sharding="),
-    _Option(
+    Option("every every_n keep keep_every", "anchor_every", "pass anchor_every="),
+    Option("background", "version", "leave it out: push in a thread of your own"),
+    Option("metadata metrics", "version", "make it a leaf of the tree"),
+    Option("fsync sync flush", "durable", "pass durable=, whether to wait for the disk"),
+    Option("atomic", "durable", "leave it out: files are always replaced atomically"),
+    Option("checksum checksums crc", "durable", "leave it out: leaves always have checksums"),
+    Option("verify", "durable", "call treepack.verify(path) after the save"),
+    Option("sharding mesh", "sharded", "leave it out: arrays are saved as they are sharded"),
+    Option("mesh spec partition_spec", "sharding", "pass sharding=NamedSharding(mesh, spec)"),
+    Option("keep max_to_keep keep_last", "durable", "treepack.Series(path, keep=...) takes it"),
+    Option("obj pytree params state model", "separator", "pass the tree as the second argument"),
+    Option("f file filename file_path fname", "tree", "pass the path as the first argument"),
+    Option("f file filename file_path fname", "path", "pass the path as the first argument"),
+    Option("ignore skip skip_keys", "exclude", "pass exclude="),
+    Option("key keys prefix path_prefix only paths names tensors", "select", "pass select="),
+    Option("axis_resources shardings in_shardings out_shardings", "sharding", "pass sharding="),
+    Option(
         "region endpoint endpoint_url anon key secret token profile credentials access_key_id",
         "storage_options",
         'pass it in storage_options=, as {"region": ...}',
     ),
-    _Option(
+    Option(
         "return_metadata with_metadata",
         "on_corrupt",
         "treepack.read_metadata(path) returns them",
     ),
-    _Option("compresslevel compression_level", "level", "pass level=, beside compress=True"),
-    _Option("save_dtype param_dtype", "static", "cast the arrays before, as by jax.tree.map"),
-    _Option("use_ocdbt use_zarr3 ocdbt", "durable", "leave it out: it is of Orbax's files"),
-    _Option(
+    Option("compresslevel compression_level", "level", "pass level=, beside compress=True"),
+    Option("save_dtype param_dtype", "static", "cast the arrays before, as by jax.tree.map"),
+    Option("use_ocdbt use_zarr3 ocdbt", "durable", "leave it out: it is of Orbax's files"),
+    Option(
         "compress compression decompress",
         "on_corrupt",
         "leave it out: compressed files are recognized",
     ),
-    _Option("step", "on_corrupt", "load that step, as by treepack.load(run.path(step), target)"),
-    _Option(
+    Option("step", "on_corrupt", "load that step, as by treepack.load(run.path(step), target)"),
+    Option(
         "flat nested as_dict flatten",
         "on_corrupt",
         "dict(file.leaves()) of treepack.open(path) is flat",
     ),
-    _Option("backend numpy return_numpy jax torch", "arrays", 'pass arrays="numpy" or "jax"'),
-    _Option("framework framework_name", "arrays", 'pass arrays="numpy" or "jax"'),
-    _Option("to map_location", "device", "pass device="),
-    _Option("exclude select ignore", "state", "pass a part of the state"),
-    _Option(
+    Option("backend numpy return_numpy jax torch", "arrays", 'pass arrays="numpy" or "jax"'),
+    Option("framework framework_name", "arrays", 'pass arrays="numpy" or "jax"'),
+    Option("to map_location", "device", "pass device="),
+    Option("exclude select ignore", "state", "pass a part of the state"),
+    Option(
         "loss accuracy acc val_loss eval_loss score reward metric",
         "metrics",
         'pass it in metrics=, such as metrics={"loss": loss}',
     ),
-    _Option(
+    Option(
         "sharded unchanged fast keep every seconds prefix full_every storage_options",
         "metrics",
         "treepack.Series(path, ...) takes it",
     ),
-    _Option("template target", "full_every", "resume takes it"),
-    _Option(
+    Option("template target", "full_every", "resume takes it"),
+    Option(
         "background compress level align durable metadata metrics local static",
         "full_every",
         "save of the series takes it",
     ),
-    _Option("link incremental dedupe", "unchanged", 'pass unchanged="link"'),
-    _Option("step", "version", "pass version="),
-    _Option("version", "template", "only the newest version is read; pass newer_than= to wait"),
-    _Option("timeout", "max_size", "leave it out: treepack.load and Subscriber.wait take it"),
-    _Option("compress compression level", "described", "treepack.dumps takes compress="),
-    _Option("dtype sharding device", "path_or_data", "treepack.load takes it"),
-    _Option("select exclude", "path_or_data", "take the part of an open file: file[path]"),
-    _Option("select exclude keys", "rtol", "compare parts of open files, as file[path]"),
-    _Option("dtype cast", "static", "cast the arrays before, as by jax.tree.map"),
-    _Option("mmap max_size storage_options", "on_corrupt", "treepack.open takes it"),
-    _Option("leaves", "source", "use its result, such as digest.leaves or verify(path).leaves"),
-    _Option("quiet verbose", "source", "leave it out: it prints nothing"),
-    _Option("tolerance tol eps", "rtol", "pass rtol= or atol="),
-    _Option("algorithm algo method", "source", "leave it out: there is one kind of digests"),
-    _Option("keep_period", "best", "pass every="),
-    _Option("expect digest", "source", "treepack.load and `treepack verify` have it"),
-    _Option(
+    Option("link incremental dedupe", "unchanged", 'pass unchanged="link"'),
+    Option("step", "version", "pass version="),
+    Option("version", "template", "only the newest version is read; pass newer_than= to wait"),
+    Option("timeout", "max_size", "leave it out: treepack.load and Subscriber.wait take it"),
+    Option("compress compression level", "described", "treepack.dumps takes compress="),
+    Option("dtype sharding device", "path_or_data", "treepack.load takes it"),
+    Option("select exclude", "path_or_data", "take the part of an open file: file[path]"),
+    Option("select exclude keys", "rtol", "compare parts of open files, as file[path]"),
+    Option("dtype cast", "static", "cast the arrays before, as by jax.tree.map"),
+    Option("mmap max_size storage_options", "on_corrupt", "treepack.open takes it"),
+    Option("leaves", "source", "use its result, such as digest.leaves or verify(path).leaves"),
+    Option("quiet verbose", "source", "leave it out: it prints nothing"),
+    Option("tolerance tol eps", "rtol", "pass rtol= or atol="),
+    Option("algorithm algo method", "source", "leave it out: there is one kind of digests"),
+    Option("keep_period", "best", "pass every="),
+    Option("expect digest", "source", "treepack.load and `treepack verify` have it"),
+    Option(
         "gda_manager",
         "keep_every_n_steps",
         "leave it out: save_checkpoint_multiprocess saves arrays of several processes",
     ),
-    _Option("tree target params pytree args", "metrics", "pass it as state="),
-    _Option("step", "template", "load that step, as by treepack.load(run.path(step), template)"),
-    _Option("mode", "salvage", "leave it out: open reads, and treepack.save writes"),
-    _Option("format", "on_corrupt", "leave it out: the content tells the format"),
-    _Option("filter_spec filter include", "select", "pass select="),
-    _Option("rename transforms names map", "mapping", "pass mapping="),
-    _Option("sep", "separator", "pass separator="),
-    _Option("metrics local", "separator", "save of a treepack.Series takes it"),
-    _Option(
+    Option("tree target params pytree args", "metrics", "pass it as state="),
+    Option("step", "template", "load that step, as by treepack.load(run.path(step), template)"),
+    Option("mode", "salvage", "leave it out: open reads, and treepack.save writes"),
+    Option("format", "on_corrupt", "leave it out: the content tells the format"),
+    Option("filter_spec filter include", "select", "pass select="),
+    Option("rename transforms names map", "mapping", "pass mapping="),
+    Option("sep", "separator", "pass separator="),
+    Option("metrics local", "separator", "save of a treepack.Series takes it"),
+    Option(
         "strict missing mismatched unexpected arrays device unknown containers replicas",
         "separator",
         "treepack.load takes it",
     ),
-    _Option("ignore_mismatched_sizes", "mismatched", 'pass mismatched="target"'),
-    _Option("device_map", "device", "pass device= or sharding="),
-    _Option("verbose show_progress progress_bar pbar", "progress", "pass progress=True"),
-    _Option("lazy", "on_corrupt", "treepack.open reads arrays when they are used"),
-    _Option("checksum checksums check validate", "on_corrupt", "pass verify=True"),
-    _Option(
+    Option("ignore_mismatched_sizes", "mismatched", 'pass mismatched="target"'),
+    Option("device_map", "device", "pass device= or sharding="),
+    Option("verbose show_progress progress_bar pbar", "progress", "pass progress=True"),
+    Option("lazy", "on_corrupt", "treepack.open reads arrays when they are used"),
+    Option("checksum checksums check validate", "on_corrupt", "pass verify=True"),
+    Option(
         "partial partial_restore ignore_missing allow_missing", "missing", 'pass missing="target"'
     ),
-    _Option("restore_args shapes dtypes", "target", "pass jax.ShapeDtypeStructs as target="),
-    _Option("target template", "separator", "pass the tree as the second argument"),
-    _Option("path format", "tree", "treepack.save(path, tree, ...) takes it"),
-    _Option(
+    Option("restore_args shapes dtypes", "target", "pass jax.ShapeDtypeStructs as target="),
+    Option("target template", "separator", "pass the tree as the second argument"),
+    Option("path format", "tree", "treepack.save(path, tree, ...) takes it"),
+    Option(
         "select exclude target template dtype arrays sharding strict cast copy verify on_corrupt",
         "salvage",
         "load of the open file takes it",
     ),
-    _Option("base", "salvage", "treepack.load takes it"),
-    _Option("select exclude", "source", "use its result, such as digest.leaves"),
-    _Option(
+    Option("base", "salvage", "treepack.load takes it"),
+    Option("select exclude", "source", "use its result, such as digest.leaves"),
+    Option(
         "background durable align level metadata sharded format",
         "on_corrupt",
         "leave it out: treepack.save takes it",
     ),
-    _Option(
+    Option(
         "durable sharded background mapping separator path format max_shard_size",
         "static",
         "treepack.save has it",
     ),
-    _Option("name", "serialized_name", "pass serialized_name="),
-    _Option("compression gzip zip", "compress", "pass compress=True"),
-    _Option("framework framework_name device", "salvage", "leave it out: arrays are NumPy's"),
-    _Option("weights_only allow_pickle pickle", "mmap", "leave it out: nothing is unpickled"),
-    _Option("object_hook raw strict_map_key ext_hook use_list", "data", "leave it out"),
-    _Option("default use_bin_type indent protocol described", "static", "leave it out"),
-    _Option("threads", "described", "treepack.dumps takes threads="),
-    _Option("save_every save_interval save_interval_steps every_n_steps", "every", "pass every="),
-    _Option("max_to_keep keep_last keep_n last", "keep", "pass keep=treepack.Keep(last=3)"),
-    _Option("max_to_keep keep_last keep_n", "last", "pass last="),
-    _Option("keep_period", "keep", "pass keep=treepack.Keep(every=1000)"),
-    _Option("best_fn best_mode best", "keep", 'pass keep=treepack.Keep(best=("loss", 1, "min"))'),
+    Option("name", "serialized_name", "pass serialized_name="),
+    Option("compression gzip zip", "compress", "pass compress=True"),
+    Option("framework framework_name device", "salvage", "leave it out: arrays are NumPy's"),
+    Option("weights_only allow_pickle pickle", "mmap", "leave it out: nothing is unpickled"),
+    Option("object_hook raw strict_map_key ext_hook use_list", "data", "leave it out"),
+    Option("default use_bin_type indent protocol described", "static", "leave it out"),
+    Option("threads", "described", "treepack.dumps takes threads="),
+    Option("save_every save_interval save_interval_steps every_n_steps", "every", "pass every="),
+    Option("max_to_keep keep_last keep_n last", "keep", "pass keep=treepack.Keep(last=3)"),
+    Option("max_to_keep keep_last keep_n", "last", "pass last="),
+    Option("keep_period", "keep", "pass keep=treepack.Keep(every=1000)"),
+    Option("best_fn best_mode best", "keep", 'pass keep=treepack.Keep(best=("loss", 1, "min"))'),
 ]
-
-
-def unknown_option(verb: Callable[..., Any], name: str) -> TypeError:
-    names = [each for each in inspect.signature(verb).parameters if each != "self"]
-    near = difflib.get_close_matches(name, names, n=1)
-    hints = (row.hint for row in _OPTIONS if name in row.names.split() and row.needed in names)
-    hint = next(hints, f"is it {near[0]!r}?" if near else "")
-    end = f": {hint}" if hint else f"; it has {', '.join(names) or 'none'}"
-    return TypeError(f"{_name_of(verb)}() got an unexpected keyword argument {name!r}{end}")
-
-
-def advised(verb: V) -> V:
-    @functools.wraps(verb)
-    def call(*args: Any, **options: Any) -> Any:
-        try:
-            return verb(*args, **options)
-        except TypeError as error:
-            advise(verb, error, options)
-            raise
-
-    return cast(V, call)
-
-
-def advise(verb: Callable[..., Any], error: TypeError, options: Iterable[str]) -> None:
-    trace = error.__traceback__
-    if trace is None or trace.tb_next is not None:
-        return
-    parameters = inspect.signature(verb).parameters
-    if "unexpected keyword" in str(error):
-        raise unknown_option(verb, min({*options} - {*parameters})) from None
-    needed = [
-        f"{each.name}=..." if each.kind is each.KEYWORD_ONLY else each.name
-        for each in parameters.values()
-        if each.default is each.empty
-        and each.name[0] != "_"
-        and each.name != "self"
-        and each.kind is not each.VAR_KEYWORD
-    ]
-    named = [each.name for each in parameters.values() if each.kind is each.KEYWORD_ONLY]
-    rest = f", and name the rest, as in {named[0]}=" if "were given" in str(error) and named else ""
-    by_place = (it for it in parameters.values() if it.kind is it.POSITIONAL_OR_KEYWORD)
-    if "were given" in str(error) and not needed:  # all are optional
-        needed = [it.name for it in by_place if it.name != "self"]
-    raise TypeError(f"{error}: call it as {_name_of(verb)}({', '.join(needed)}){rest}") from None
-
-
-def _name_of(verb: Callable[..., Any]) -> str:
-    kind, _, name = verb.__qualname__.rpartition(".")
-    return kind if name == "__init__" else verb.__name__
-
-
-def check_parameters(function: Callable[..., Any], option: str, arguments: str, count: int) -> None:
-    try:
-        inspect.signature(function).bind(*(None,) * count)
-    except TypeError as error:
-        raise TypeError(f"{option} is called with {arguments}: {error}") from None
-    except ValueError:  # it has no signature
-        pass
-
-
-class Hinting:
-    """Objects whose errors for unknown attributes name a replacement."""
-
-    __slots__ = ()
-
-    if not TYPE_CHECKING:  # type checkers would accept any attribute
-
-        def __getattr__(self, name: str) -> Any:
-            raise unknown_attribute(self, name, self._hint_for(name))
-
-    def _hint_for(self, name: str) -> str:
-        return hint_for(type(self), name)
-
-
-class Advising(Hinting):
-    def __init_subclass__(cls, lists: str = "") -> None:
-        """Advises the methods of a class of treepack, not of one that a program derives from it.
-
-        `lists` names a method that returns a list: `run.steps[-1]` says to call it.
-        """
-        super().__init_subclass__()
-        for name, method in [*vars(cls).items()] if Advising in cls.__bases__ else ():
-            is_public = name[0] != "_" and inspect.isfunction(method)
-            if name == lists:
-                setattr(cls, name, _ListMethod(method))
-            elif is_public and not hasattr(method, "__wrapped__"):  # `takes` advises as well
-                setattr(cls, name, advised(method))
-
-    if not TYPE_CHECKING:  # type checkers would accept any index
-
-        def __getitem__(self, _: Any) -> Any:
-            """Refuses an index, and so an iteration, which looks for one."""
-            raise TypeError(f"a {type(self).__name__} has no items: {self._hint_for('[]')}")
-
-
-def hint_for(kind: type, name: str) -> str:
-    hints = (_OF_CLASSES.get(each.__name__, {}) for each in kind.__mro__)
-    return next((rows[name] for rows in hints if name in rows), "")
-
-
-def unknown_attribute(thing: object, name: str, hint: str) -> AttributeError:
-    text = f"{type(thing).__name__!r} object has no attribute {name!r}{hint and ': '}{hint}"
-    return AttributeError(text, name=name, obj=thing)
-
-
-def read_only(*_: Any) -> None:
-    raise TypeError(
-        "open files are read-only: change the tree of load(copy=True) or file.load(copy=True), and "
-        "save it"
-    )
-
-
-class _BoundListMethod(functools.partial[Any]):
-    def _misuse(self, *_: Any) -> Any:
-        name = self.func.__name__
-        raise TypeError(f"{name} is a method: call it, as in {name}()[-1]")
-
-    __getitem__ = __iter__ = __len__ = _misuse
-
-
-class _ListMethod:
-    def __init__(self, method: Callable[[Any], Any]):
-        functools.update_wrapper(self, method)
-        self._method = method
-
-    def __get__(self, owner: Any, _: type | None = None) -> Any:
-        return self if owner is None else _BoundListMethod(self._method, owner)
-
-    def __call__(self, owner: Any) -> Any:
-        return self._method(owner)
 
 
 _SERIES = by_name(
@@ -391,7 +253,7 @@ _MAPPING = by_name(
     }
 )
 # Names of Orbax's CheckpointManager and of other queues, and what replaces them, by our classes.
-_OF_CLASSES = {
+OF_CLASSES = {
     "Series": _SERIES,
     "Publisher": _PUBLISHER,
     "Subscriber": _SUBSCRIBER,

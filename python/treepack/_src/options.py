@@ -27,8 +27,9 @@ from typing import (
 
 import numpy as np
 
+from treepack._src.advice import advise, check_parameters, unknown_option
 from treepack._src.dtypes import is_float, resolve
-from treepack._src.elsewhere import advise, by_name, check_parameters, unknown_option
+from treepack._src.elsewhere import by_name
 from treepack._src.printable import either
 
 if TYPE_CHECKING:

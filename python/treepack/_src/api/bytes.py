@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any, Never, Unpack
 
 import treepack._core as core
+from treepack._src.advice import advised, unknown_option
 from treepack._src.checkpoint.select import chosen
 from treepack._src.checkpoint.whole import restore_described, restore_message
-from treepack._src.elsewhere import advised, unknown_option
 from treepack._src.layouts.layout import Encoding, base_of, state_layout
 from treepack._src.options import (
     SMALL,

@@ -10,10 +10,10 @@ import numpy as np
 
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
+from treepack._src.advice import Hinting, advised
 from treepack._src.api.bytes import dumps
 from treepack._src.api.digest import check_is_one
 from treepack._src.checkpoint.file import Tree, open
-from treepack._src.elsewhere import Hinting, advised
 from treepack._src.leaves.prng import Key
 from treepack._src.mapping.leaves import Leaf
 from treepack._src.options import check

@@ -11,8 +11,8 @@ import numpy as np
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
+from treepack._src.advice import Advising, advised
 from treepack._src.checkpoint.file import File, Tree, open
-from treepack._src.elsewhere import Advising, advised
 from treepack._src.layouts.layout import Encoding
 from treepack._src.leaves.prng import Key
 from treepack._src.options import StorageOptions

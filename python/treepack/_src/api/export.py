@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from treepack._src import paths as _paths
+from treepack._src.advice import advised
 from treepack._src.api.files import save
 from treepack._src.checkpoint.whole import restore_described
-from treepack._src.elsewhere import advised
 from treepack._src.interop import jax as _jax
 from treepack._src.options import (
     Arrays,

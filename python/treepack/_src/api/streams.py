@@ -16,8 +16,8 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import paths as _paths
+from treepack._src.advice import advised
 from treepack._src.arrays.deferred import Deferred, InContent
-from treepack._src.elsewhere import advised
 from treepack._src.interop import jax as _jax
 from treepack._src.layouts.layout import Encoding, state_layout
 from treepack._src.leaves.signature import signature

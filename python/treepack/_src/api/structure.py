@@ -3,9 +3,9 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from treepack._src.advice import advised
 from treepack._src.checkpoint.file import File, open
 from treepack._src.checkpoint.opening import open_reader
-from treepack._src.elsewhere import advised
 from treepack._src.options import Containers, Opening, StorageOptions, Unknown, check
 from treepack._src.registry.static import metadata_in
 from treepack._src.storage.address import Address

@@ -11,11 +11,11 @@ import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import formats
 from treepack._src import paths as _paths
+from treepack._src.advice import Hinting, advised, read_only, unknown_option
 from treepack._src.checkpoint.load import load_part
 from treepack._src.checkpoint.mapped import MappedReader
 from treepack._src.checkpoint.opening import open_reader
 from treepack._src.checkpoint.whole import warn_of_unused
-from treepack._src.elsewhere import Hinting, advised, read_only, unknown_option
 from treepack._src.mapping.leaves import Leaf
 from treepack._src.mapping.plan import Fault
 from treepack._src.mapping.ruleset import RuleSet

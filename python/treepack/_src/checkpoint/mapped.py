@@ -19,9 +19,9 @@ import numpy as np
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
+from treepack._src.advice import advised
 from treepack._src.arrays.deferred import Computed
 from treepack._src.checkpoint.opening import open_reader
-from treepack._src.elsewhere import advised
 from treepack._src.mapping.leaves import Leaf, check_equal
 from treepack._src.mapping.moving import Made, RowBlocks, Source
 from treepack._src.mapping.plan import Fault

@@ -16,7 +16,7 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import paths as _paths
-from treepack._src.elsewhere import check_parameters
+from treepack._src.advice import check_parameters
 from treepack._src.printable import printable, warn
 from treepack._src.pytree.kinds import is_function, kind_of
 from treepack._src.pytree.state_dict import expand, leaves_of

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import treepack._core as core
 from treepack._src import paths as _paths
+from treepack._src.advice import advised, hint_for, unknown_attribute
 from treepack._src.checkpoint.opening import open_reader
-from treepack._src.elsewhere import advised, hint_for, unknown_attribute
 from treepack._src.options import Progress, Status, StorageOptions, progress_bar
 from treepack._src.paths import PathBudget
 from treepack._src.printable import path_end, shortened

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Mapping as Dict
 from typing import Any, Literal, Self
 
-from treepack._src.elsewhere import Hinting, check_parameters
+from treepack._src.advice import Hinting, check_parameters
 from treepack._src.mapping.leaves import Leaf
 from treepack._src.mapping.plan import Plan, Planner
 from treepack._src.mapping.rules import Rule, rule_of, sizes_of

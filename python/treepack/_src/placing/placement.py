@@ -12,7 +12,7 @@ import numpy as np
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
-from treepack._src.elsewhere import check_parameters
+from treepack._src.advice import check_parameters
 from treepack._src.interop import jax as _jax
 from treepack._src.interop import shardings
 from treepack._src.interop.modules import imported

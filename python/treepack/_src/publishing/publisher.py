@@ -5,8 +5,8 @@ import errno
 import time
 from typing import Any, Never, Unpack
 
+from treepack._src.advice import Advising
 from treepack._src.api.files import load
-from treepack._src.elsewhere import Advising
 from treepack._src.options import ChoiceOptions, Static, StorageOptions, Template, takes
 from treepack._src.printable import warn
 from treepack._src.publishing.versions import Head, Versions

@@ -14,9 +14,9 @@ import numpy as np
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
+from treepack._src.advice import Hinting, read_only
 from treepack._src.arrays.deferred import Deferred, boxes_of
 from treepack._src.arrays.memory import memory_of
-from treepack._src.elsewhere import Hinting, read_only
 from treepack._src.interop import jax as _jax
 from treepack._src.leaves.absent import ABSENT
 from treepack._src.leaves.signature import signature

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from treepack._src import dtypes as _dtypes
-from treepack._src.elsewhere import Hinting
+from treepack._src.advice import Hinting
 from treepack._src.options import check
 
 # The number of elements that are read at a time, and in a block: computing takes eight times the

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
-from treepack._src.elsewhere import advised
+from treepack._src.advice import advised
 from treepack._src.printable import warn
 from treepack.errors import UnregisteredTypeError
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 import treepack._core as core
-from treepack._src.elsewhere import advised
+from treepack._src.advice import advised
 from treepack._src.interop import jax as _jax
 from treepack._src.registry import jax_export as _jax_export
 from treepack._src.registry import nodes as _nodes

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import treepack._core as core
-from treepack._src.elsewhere import advised
+from treepack._src.advice import advised
 from treepack._src.interop import jax as _jax
 from treepack._src.printable import warn
 from treepack._src.pytree.kinds import Pruned, flatten, kind_of

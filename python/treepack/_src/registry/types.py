@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import treepack._core as core
-from treepack._src.elsewhere import advised, check_parameters
+from treepack._src.advice import advised, check_parameters
 from treepack._src.interop import jax as _jax
 from treepack._src.printable import short_repr
 from treepack._src.pytree.handlers import handlers_of

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from treepack._src import paths as _paths
-from treepack._src.elsewhere import hint_for, unknown_attribute
+from treepack._src.advice import hint_for, unknown_attribute
 from treepack._src.interop import jax as _jax
 from treepack._src.leaves.absent import ABSENT
 from treepack._src.leaves.signature import signature

@@ -18,8 +18,8 @@ from collections.abc import Callable, Generator, Hashable
 from concurrent.futures import Executor, Future
 from typing import Any, TypeVar
 
+from treepack._src.advice import Hinting
 from treepack._src.claims.directory import interrupted
-from treepack._src.elsewhere import Hinting
 from treepack._src.options import Progress, progress_bar
 from treepack._src.printable import Completing
 from treepack._src.storage.address import Address

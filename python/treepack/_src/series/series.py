@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
-from treepack._src.elsewhere import Advising
+from treepack._src.advice import Advising
 from treepack._src.options import (
     ChoiceOptions,
     StepOptions,
