@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Mapping as Dict
 from typing import Any
@@ -43,7 +45,7 @@ from treepack._src.storage.address import Address
 from treepack._src.storage.content import Openable, Opened, is_source
 from treepack._src.storage.fetch import RemoteRange, fetching
 from treepack._src.storage.naming import naming
-from treepack.errors import NewerVersionError, PlaceholderError, TreepackError
+from treepack.errors import DecodeError, NewerVersionError, PlaceholderError, TreepackError
 
 
 class Mapping(RuleSet):
@@ -210,7 +212,7 @@ class MappedReader(Reader):
         self._place, self._mapping, self.there = place, mapping, there
         self._factors: dict[str, np.ndarray] = {}
         self._values = dict(_paths.PathBudget().all(place.catalog.ends(place.value)))
-        here = {path: self._leaf_of(path) for path in self._values}
+        here = {path: self._leaf_of(value) for path, value in self._values.items()}
         self.plan = mapping.plan(here, self.there)
         if inner.salvages and inner.damage is not None:
             self.plan.faults.clear()  # leaves are lost with their tensors
@@ -288,11 +290,11 @@ class MappedReader(Reader):
             if {*node[name]} == {str(number) for number in range(len(node[name]))}:
                 node[name] = [node[name][str(number)] for number in range(len(node[name]))]
 
-    def _leaf_of(self, path: str) -> Leaf:
-        value, parts = self._inner(path)
-        if self._place.catalog.children(value) is not None:
+    def _leaf_of(self, value: int) -> Leaf:
+        catalog = self._place.catalog
+        if catalog.children(value) is not None:
             return Leaf((), None)
-        kind = self._place.reader.kind(value, parts)
+        kind = catalog.leaf(value)[1]
         if kind[0] != "array":
             return Leaf((), None)
         name, shape = dtype_and_shape(kind)
@@ -307,10 +309,10 @@ class MappedReader(Reader):
                 wanted = (self.there or {}).get(path, Leaf((), None)).dtype
                 is_float = wanted is not None and _dtypes.is_float(wanted)
                 dtype = wanted if wanted is not None and is_float else np.dtype(np.float32)
-            return _StandIn(made.assembly.result.shape, dtype)
+            return _StandIn(path, made.assembly.result.shape, dtype)
         shape, own = here[made]
         if own is not None:
-            return _StandIn(shape, own)
+            return _StandIn(path, shape, own)
         value = self._values[made]
         children = self._place.catalog.children(value)
         if children is not None:
@@ -518,7 +520,7 @@ class MappedReader(Reader):
             if (fault := self._unlike_made(path)) is not None:
                 yield fault
             elif path in plan.same and path not in made:
-                saved = self._leaf_of(plan.same[path])
+                saved = self._leaf_of(self._values[plan.same[path]])
                 if saved.dtype is not None and saved.shape != wanted.shape:
                     text = f"the target has {[*wanted.shape]}, the file {[*saved.shape]}"
                     yield Fault(path, text, is_unfit=True)
@@ -556,7 +558,10 @@ _WORST: tuple[Status, ...] = ("corrupt", "unreadable", "unchecked")
 class _StandIn(Computed):
     """The catalog describes it; its elements are read elsewhere."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]):
+    def __init__(self, path: str, shape: tuple[int, ...], dtype: np.dtype[Any]):
+        if math.prod(shape) * dtype.itemsize > sys.maxsize:
+            reason = f"the index of the file is damaged: {dtype}{[*shape]} exceeds all memory"
+            raise DecodeError(reason, path=path)
         super().__init__(shape, dtype, lambda start, stop: np.zeros(stop - start, dtype))
 
 

@@ -33,9 +33,6 @@ from treepack.errors import DecodeError, MissingPathError, NewerVersionError
 # NumPy's maximum.
 _MOST_NDIM = 64
 
-# The number of elements from which it matters how large they are.
-_MANY = 1 << 32
-
 # After a leaf, the core reads ahead (`src/format/wire/cursor.rs`).
 _AHEAD_BYTES = 64 << 10
 
@@ -202,15 +199,11 @@ class Reader:
         _, kind, start, _, _ = self.catalog.leaf(value)
         if kind[0] in ("array", "prng_key"):
             shape = kind[2]
-            nbytes = math.prod(shape)
-            if nbytes > _MANY:
-                dtype = _dtypes.resolve(dtype_and_shape(kind)[0].encode())
-                nbytes *= 1 if dtype is None else dtype.itemsize
-            if len(shape) > _MOST_NDIM or max(nbytes, *shape, 0) > sys.maxsize:
+            if len(shape) > _MOST_NDIM or max(shape, default=0) > sys.maxsize:
                 raise DecodeError(
                     f"the index of the file is damaged: it has an array of {len(shape)} "
                     f"dimensions of at most {max(shape, default=0)}, and NumPy allows "
-                    f"{_MOST_NDIM} dimensions and {sys.maxsize} bytes",
+                    f"{_MOST_NDIM} dimensions of at most {sys.maxsize}",
                     start,
                     _paths.text(parts),
                 )
