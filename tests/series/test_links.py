@@ -523,6 +523,26 @@ for unlucky_one in (0, 2):
         assert f"process {unlucky_one}: " in str(error) and "no digests" in str(error), error
     else:
         raise AssertionError("saved")
+
+Step.unchanged = unchanged
+for number, reason in enumerate(("different tree", "memoryview", "did not call", "missed step")):
+    timeout = (60, 60, 4, 10 if index == 2 else 60)[number]
+    run = treepack.Series(args[0], unchanged="link", timeout=timeout)
+    run.resume(state(0))
+    step, tree = 12 + number, state(12)
+    if index == 2:
+        if number == 2:
+            continue
+        step += number == 3
+        tree |= {"more": [np.zeros(9), memoryview(np.zeros((2, 2))), 0, 0][number]}
+    try:
+        run.save(step, tree, local={"of": index})
+    except (treepack.TreepackError, TypeError) as error:
+        waited = index == 2 and number == 3  # for a save of process 0
+        assert reason in str(error) or waited, error
+        assert "process 0 did not call" not in str(error) or waited, error
+    else:
+        raise AssertionError("saved")
 """
 )
 

@@ -232,7 +232,8 @@ class Group:
             while self._announced is None and self.passed is None:
                 number = _others_rounds.next
                 folder = given or str(number)
-                step, text = json.loads(self._hear("name", 0, self._timeout, folder))
+                timeout = self._timeout * (1 if given is None else _LATER)
+                step, text = json.loads(self._hear("name", 0, timeout, folder))
                 if given is None:
                     is_lower = step is not None and self.step is not None and self.step < step
                     has_ended = is_lower and self._has_ended_already(folder)
@@ -378,7 +379,7 @@ class TimedOutError(TreepackError):
 
 
 # The fraction of the timeout for which the first process of a group waits for the rest; processes
-# that wait for the end wait longer.
+# that wait for process 0, which waits for all, wait longer.
 _EARLIER = 0.8
 _LATER = 1.25
 

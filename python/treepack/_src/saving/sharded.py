@@ -188,7 +188,7 @@ class ShardedWrite:
         if self._identity is not None:
             self.group.announce(json.dumps([name, self._identity.summary(), terms]))
         mine = self.write(directory, name, terms, progress)
-        messages = {0: Message(written=mine), **self.group.gather()}
+        messages = {0: Message(written=mine), **self._last_round(terms).gather()}
         errors = [*self._errors_of(messages)]
         if errors:
             raise self.group.failed(errors)
@@ -200,16 +200,20 @@ class ShardedWrite:
         if announced and mine is not None:
             name, identity, terms = json.loads(announced)
             if mine.is_same(identity):
+                terms = None if terms is None else Terms(*terms)
+                last_round = self._last_round(terms)
                 try:
-                    terms = None if terms is None else Terms(*terms)
                     written = self.write(directory, name, terms, progress)
                 except BaseException as error:
-                    group.fail(error)
+                    last_round.fail(error)
                     raise
-                group.tell(Message(written=written))
+                last_round.tell(Message(written=written))
             else:
                 group.tell(Message(differs=mine.text()))  # process 0 describes the difference
         group.wait()
+
+    def _last_round(self, terms: Terms | None) -> Group:
+        return self.group if terms is None or not terms.is_shared else self.group.further()
 
     def write(
         self,
@@ -284,8 +288,11 @@ class ShardedWrite:
         return written._replace(others=others, places=places)
 
     def _worth_linking(self, alive: Callable[[], Alive]) -> list[str]:
-        """Agrees with the other processes, which may have other shards of the same files."""
-        group = self.group.further()
+        """Agrees with the other processes, which may have other shards of the same files.
+
+        In the first round, which also has the messages of processes that do not save.
+        """
+        group = self.group
         linked: list[str]
         if self.leads:
             text = ""
@@ -293,19 +300,19 @@ class ShardedWrite:
                 mine = alive()
                 messages = group.gather()
                 if errors := [*self._errors_of(messages)]:
-                    raise self.group.failed(errors)
+                    raise group.failed(errors)
                 linked = worth_linking([mine, *(it.written or () for it in messages.values())])
                 text = json.dumps(linked)
             finally:
-                group.announce(text)
+                group.further().announce(text)
             return linked
         try:
             group.tell(Message(written=alive()))
         except BaseException as error:
             group.fail(error)
             raise
-        if not (text := group.announced()):
-            self.group.wait()  # raises the error of process 0
+        if not (text := group.further().announced()):
+            group.wait()  # raises the error of process 0
         linked = json.loads(text)
         return linked
 
