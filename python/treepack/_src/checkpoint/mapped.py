@@ -454,13 +454,13 @@ class MappedReader(Reader):
         missing = {it.path: it.text for it in plan.faults if it.is_missing and selects(it.path)}
         for rule in plan.unused[:_MOST_TYPOS] if missing and not self.has_function else ():
             near = rule.near(plan.left, there)
-            for path, text in missing.items() if "; is it " in near else ():
+            for path, text in missing.items() if rule.here.is_typo_of(near) else ():
                 if text.endswith(rule.text):
                     warn(f"{printable(path)} stays as in the target: {text}{near}")
                     return
         free = [*there.keys() - {*plan.ruled, *(it.path for it in plan.faults)}]
         for rule in plan.unreached[:_MOST_TYPOS] if free else ():
-            if "; is it " in (near := rule.near_there(filter(selects, free))):
+            if rule.there.is_typo_of(near := rule.near_there(filter(selects, free))):
                 warn(f"the target has no leaf for {rule.text}{near}")
                 return
 

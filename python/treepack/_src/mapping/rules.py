@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import itertools
 import math
 import re
@@ -31,6 +32,24 @@ class Side(NamedTuple):
     @property
     def indices(self) -> tuple[str, ...]:
         return self.patterns[0].indices
+
+    def is_typo_of(self, hint: str) -> bool:
+        """Whether each name is like the hint's, and no other one, as `norm2` beside `norm1`."""
+        match = re.fullmatch(r"; is it '(.*)'\?", hint)
+        texts = (self.patterns[0].text, match[1]) if match else ()
+        ours_and_theirs = zip(*(text.replace(".", "/").split("/") for text in texts), strict=False)
+        return bool(texts) and all(itertools.starmap(_is_typo, ours_and_theirs))
+
+
+def _is_typo(name: str, other: str) -> bool:
+    is_other = name[:1] != other[:1] or _DIGITS.sub("", name) == _DIGITS.sub("", other)
+    likeness = difflib.SequenceMatcher(None, name, other).ratio()
+    return name == other or (not is_other and likeness >= _LEAST_LIKE)
+
+
+_DIGITS = re.compile(r"\d+")
+
+_LEAST_LIKE = 0.75
 
 
 @dataclasses.dataclass(frozen=True)
