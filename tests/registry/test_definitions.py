@@ -282,7 +282,20 @@ def test_nothing_of_registered_ones_is_lost() -> None:
     class Numbered(Row):
         pass
 
-    for value in (Slotted(1, 2), Numbered((1,)), Derived(1, False), Node(1, False)):
+    class Hidden:
+        __slots__ = ("__hidden", "double")
+
+    @treepack.register_auxdata(serialized_name="tests.definitions.Unset")
+    @dataclasses.dataclass
+    class Unset(Hidden):
+        __slots__ = ("a",)
+        a: int
+
+    hiding = Unset(1)
+    hiding._Hidden__hidden = 3  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match="'_Hidden__hidden' is not a field"):
+        treepack.dumps({}, metadata=hiding)
+    for value in (Slotted(1, 2), Numbered((1,)), Derived(1, False), Node(1, False), Unset(1)):
         assert treepack.read_metadata(treepack.dumps({}, metadata=value)) == value
         value.double = 3  # type: ignore[union-attr]
         for options in ({}, {"static": "error"}):

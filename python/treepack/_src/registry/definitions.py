@@ -140,15 +140,25 @@ def plain_parts(value: Any) -> Any:
 
 def attributes(value: Any) -> Iterable[str]:
     ty = type(value)
-    for name in [*getattr(value, "__dict__", {}), *slots_of(ty)]:
+    slots = (name for name in slots_of(ty) if hasattr(value, name))
+    for name in [*getattr(value, "__dict__", {}), *slots]:
         is_cached = isinstance(getattr(ty, name, None), functools.cached_property)  # noqa: TID251  # of programs
         if not is_cached and name not in ("__dict__", "__weakref__", "__orig_class__"):
             yield name
 
 
 def slots_of(ty: type) -> list[str]:
-    slots = (vars(base).get("__slots__", ()) for base in ty.__mro__)
-    return [name for some in slots for name in ((some,) if isinstance(some, str) else some)]
+    slots = ((base, vars(base).get("__slots__", ())) for base in ty.__mro__)
+    return [
+        _mangled(base, name)
+        for base, some in slots
+        for name in ((some,) if isinstance(some, str) else some)
+    ]
+
+
+def _mangled(owner: type, name: str) -> str:
+    is_private = name.startswith("__") and not name.endswith("__")
+    return f"_{owner.__name__.lstrip('_')}{name}" if is_private else name
 
 
 def made_of(ty: Any, parts: Any) -> Any:
