@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import ctypes
 import enum
 import gzip
 import io
@@ -215,6 +216,8 @@ def test_leaves_of_every_kind() -> None:
     np.testing.assert_array_equal(jax.random.key_data(found[13]), jax.random.key_data(key))
     np.testing.assert_array_equal(found[14], tree[14])
     assert found[15] == tree[15]
+    view = memoryview((ctypes.c_ubyte * 3)(1, 2, 3))  # of format <B
+    assert treepack.loads(treepack.dumps([view])) == [b"\1\2\3"]
 
 
 @pytest.mark.parametrize("leaf", [None, 3, "text", np.arange(5), jnp.arange(5), bytearray(b"abc")])
