@@ -490,7 +490,7 @@ def test_a_rule_of_a_leaf_that_the_target_lacks() -> None:
         assert load(target, mapping={"enc": "head", "heads": "enc"}, return_report=True)
         assert load({"enc": WEIGHT}, mapping={"enc": "head", "head": "enc"})  # rules of the whole
         assert np.array_equal(load(target, mapping={"head": "enc"})["head"], WEIGHT)
-        series = {name: WEIGHT for name in ("norm1", "n2", "blocks.0.q", "v", "q1", "decoder")}
+        series = dict.fromkeys(("norm1", "n2", "blocks.0.q", "v", "q1", "decoder"), WEIGHT)
         load = partial(treepack.load, treepack.dumps(series), mapping={
             "norm2": "n2", "blocks.0.v": "v", "q2": "q0", "encoder": "n2"
         })  # fmt: skip

@@ -207,6 +207,8 @@ LAPSES: list[Row] = [
     ("load('with_list', [{'layers': [np.ones(2), np.zeros(2)]}])",
         r"leaves of 0 one level higher: pass template\[0\] as", [
             "load('with_list', {'layers': [np.ones(2), np.zeros(2)]})"]),
+    ("load(dumps({'a': {'b': 1}}), {'b': {'a': 0}})", r"^(?!.*one level higher)", [
+        "load(dumps({'a': {'b': 1}}), {'a': {'b': 0}})"]),
     ("load(dumps({'w': jnp.ones(2)}), sharding=jax.devices())",
         r"shardings \(a list of devices; for all, pass NamedSharding\(mesh, spec\)\) has", [
             "load('model', sharding=NamedSharding(mesh, P()))"]),

@@ -64,15 +64,14 @@ def level_of(
     at, is_root = str(path), not path.parts
     names = {str(name): name for name in state}
     shared = {
-        name: {
-            each
-            for each in children.keys() & state[key].keys()
-            if isinstance(state[key][each], Mapping) == (kind_of(children[each]) is not None)
-        }
+        name: _shared(children, state[key])
         for name, key in names.items()
         if isinstance(state[key], Mapping)
     }
-    higher = {name: _names_of(child) & names.keys() for name, child in children.items()}
+    higher = {
+        name: _shared(_children_of(child), {each: state[key] for each, key in names.items()})
+        for name, child in children.items()
+    }
     most = max(map(len, shared.values()), default=0)
     if most and most >= max(map(len, higher.values()), default=0):
         above = [name for name, found in shared.items() if len(found) == most]
@@ -108,13 +107,22 @@ def _part(name: str) -> str:
     return _paths.text([name])
 
 
-def _names_of(child: Any) -> set[str]:
+def _shared(children: Mapping[str, Any], state: Mapping[str, Any]) -> set[str]:
+    """Returns the names that have a node, or a leaf, in both."""
+    return {
+        name
+        for name in children.keys() & state.keys()
+        if isinstance(state[name], Mapping) == (kind_of(children[name]) is not None)
+    }
+
+
+def _children_of(child: Any) -> Mapping[str, Any]:
     kind = kind_of(child)
     try:
-        children = () if kind is None else kind.children(child)
+        children = {} if kind is None else kind.children(child)
     except Exception:  # a handler may raise any error
-        return set()
-    return {*children} if isinstance(children, Mapping) else set()
+        return {}
+    return children if isinstance(children, Mapping) else {}
 
 
 def about_root(mismatches: list[Mismatch]) -> str:
