@@ -400,6 +400,8 @@ fn has_format(value: &Bound<'_, PyAny>) -> PyResult<bool> {
     };
     let format = view.getattr(intern!(view.py(), "format"))?;
     let ndim: usize = view.getattr(intern!(view.py(), "ndim"))?.extract()?;
-    let elements = format.extract::<&str>()?.trim_start_matches(['<', '>', '=', '@', '!']);
+    let elements = format
+        .extract::<&str>()?
+        .trim_start_matches(['<', '>', '=', '@', '!']);
     Ok(ndim != 1 || !["B", "c"].contains(&elements))
 }

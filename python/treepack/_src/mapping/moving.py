@@ -214,7 +214,7 @@ class Step(NamedTuple):
 
 
 def _are_apart(listed: Sequence[Step]) -> bool:
-    """Returns whether threads should take steps: small ones, each in memory of its own.
+    """Whether threads should take steps: small ones, each in memory of its own.
 
     While the core writes a place, nothing else may write between its elements.
     """

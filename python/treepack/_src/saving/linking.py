@@ -187,12 +187,7 @@ def worth_linking(alive: Sequence[Alive]) -> list[str]:
 
 
 class Terms(NamedTuple):
-    """The choices of process 0 about the links of a step.
-
-    Attributes:
-      full: The `full` of the step.
-      is_shared: Whether the processes agree on the files to link.
-    """
+    """The choices of process 0 about the links of a step; `is_shared` if all agree on them."""
 
     full: tuple[int, float]
     is_shared: bool

@@ -138,7 +138,7 @@ def tidy(
 ) -> None:
     """Removes the checkpoints that no rule keeps any more, after the commit of a step.
 
-    None if another job holds the claim by now. Errors are warnings, since the save has succeeded. A
+    Errors are warnings, since the save has succeeded. A
     damaged one is removed once `keep.last` later ones are intact.
     """
     if keep is None:

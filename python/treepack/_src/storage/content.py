@@ -160,10 +160,7 @@ def check_is_bytes(data: Any, order: str = "", *, name: str = "") -> None:
 def _joined(
     patch: core.Content, opening: Opening, path: Openable | None, *, salvage: bool = False
 ) -> tuple[core.Content, str | None]:
-    """Joins a patch with its base; returns any damage, and sets `unchanged` of the options.
-
-    With `salvage`, some arrays may not match their checksums.
-    """
+    """Joins a patch with its base; returns any damage, and sets `unchanged` of the options."""
     base, file, unusable, reason = opening.base, None, None, None
     if base is None:
         name, lost = _name_of_base(patch, salvage=salvage)

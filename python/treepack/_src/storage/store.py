@@ -145,8 +145,8 @@ class RemoteStore(Store):
     def upload(self, path: str, parts: Iterator[bytes], nbytes: int) -> None:
         """Writes a file of at most `nbytes` atomically.
 
-        An error in `parts` aborts the upload. A later error, such as of a repeated request whose
-        first response was lost, is ignored if the file is there.
+        An error in `parts` aborts the upload. A later error, such as of a repeated request, is
+        ignored if the file is there.
         """
         sent = _Sent(parts)
         try:
