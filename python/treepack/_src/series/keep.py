@@ -138,8 +138,8 @@ def tidy(
 ) -> None:
     """Removes the checkpoints that no rule keeps any more, after the commit of a step.
 
-    Errors are warnings, since the save has succeeded. A
-    damaged one is removed once `keep.last` later ones are intact.
+    Errors are warnings, since the save has succeeded. A damaged one is removed once `keep.last`
+    later ones are intact.
     """
     if keep is None:
         return
