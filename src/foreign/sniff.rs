@@ -389,7 +389,7 @@ fn text_of(start: &[u8]) -> Option<String> {
         let is_yaml = begins("---") || field.is_some_and(|(name, _)| is_word(name));
         let kind = if is_yaml { "YAML text" } else { "text" };
         return Some(format!(
-            "{kind} that begins with {shown:?}: read it as text, or check the path, which is a str"
+            "{kind} that begins with {shown:?}: read it as text, or if it is a path, pass a str"
         ));
     };
     Some(description.into())
@@ -460,11 +460,11 @@ mod tests {
         for (text, format) in [
             (
                 "Not Found",
-                "text that begins with \"Not Found\": read it as text, or check the path, which is a str",
+                "text that begins with \"Not Found\": read it as text, or if it is a path, pass a str",
             ),
             (
                 "name: x\nother: y",
-                "YAML text that begins with \"name: x\": read it as text, or check the path, which is a str",
+                "YAML text that begins with \"name: x\": read it as text, or if it is a path, pass a str",
             ),
             (long[..].as_ref(), "text that begins"),
             ("{ \"a\": 1 }", "JSON"),

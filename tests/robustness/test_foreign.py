@@ -166,7 +166,7 @@ def test_an_empty_file(tmp_path: Path) -> None:
         (["ckpt-1.index", "ckpt-1.data-00000-of-00001"], "TensorFlow"),
         ([".zgroup"], "Zarr"),
         (["head.json", f"version_3-{'0a' * 8}.patch"], r"Subscriber\(directory\)\.latest\(\)"),
-        (["step-1.treepack"], "load one of them"),
+        (["step-1.treepack"], "load one of them, such as step-1.treepack"),
         (["a\x1b", "b", "c", "d", "e", "f"], r"It contains a\\x1b, b, c, d, e, …"),
     ],
 )

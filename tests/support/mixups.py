@@ -710,7 +710,7 @@ OTHERS: list[Row] = [
         "treepack.Series('memory://runs').steps()", "load('memory://m')"]),
     ("serialization.from_state_dict(TREE, dumps(TREE))", "pass them to from_bytes or loads", [
         "serialization.from_bytes(TREE, dumps(TREE))"]),
-    ("load(b'model')", "or check the path, which is a str", ["load('model')"]),
+    ("load(b'model')", "or if it is a path, pass a str", ["load('model')"]),
     ("loads(zlib.compress(dumps(TREE)))", "zlib data: decompress them with the module zlib", [
         "loads(zlib.decompress(zlib.compress(dumps(TREE))))"]),
     ("serialization.msgpack_serialize(TREE, 'x')", "in_place must be True or False, got 'x'", [

@@ -93,8 +93,8 @@ def _directory_text(path: Address, inside: Address | None, manifest: str, look: 
         text = f"is a series with the step{several} {steps}" if steps else "contains a checkpoint"
         return f"it {text}: load {inside.shown!r}"
     for fits, text in _KNOWN:
-        if any(map(fits, names)):
-            return text
+        if found := sorted(filter(fits, names)):
+            return text.format(printable(found[0]))
     for format in formats.known():
         if (described := format.describe(path, look)) is not None:
             return described
@@ -148,6 +148,6 @@ _KNOWN: list[tuple[_T, str]] = [
     ),
     (
         re.compile(r"(?!lease\.treepack$).*\.(treepack|msgpack)").fullmatch,
-        "it is not a checkpoint, but contains files that may be: load one of them",
+        "it is not a checkpoint, but contains files that may be: load one of them, such as {}",
     ),
 ]
