@@ -451,7 +451,8 @@ SAVES = """
 import os
 from treepack._src.saving import sharded
 sharded.BLOCK_BYTES = int(args[2])
-mesh = Mesh(np.array(jax.devices()), ("x",))
+devices = jax.devices() if len(args) < 4 else jax.devices()[::2] + jax.devices()[1::2]
+mesh = Mesh(np.array(devices), ("x",))
 rows = NamedSharding(mesh, P("x"))
 
 def put(w):
@@ -567,6 +568,21 @@ def test_processes_link_files_that_they_share(tmp_path: Path) -> None:
         assert (tree["w"] == step).all()
         assert np.array_equal(tree["frozen"].ravel(), np.arange(80_000.0))
         assert treepack.verify(run.path(step)).ok
+
+
+@pytest.mark.campaign
+def test_processes_link_files_on_another_mesh(tmp_path: Path) -> None:
+    """As many processes, of which each has halves of the files of two."""
+    run = Series(tmp_path)
+    processes.run(SAVES, 4, tmp_path, 0, 1 << 20, devices=2)
+    shared = {*files(run, 1)} & {*files(run, 2)} - {MANIFEST}
+    assert len(shared) == 4
+    processes.run(SAVES, 4, tmp_path, 3, 1 << 20, "interleaved", devices=2)
+    for step in range(3, 6):
+        assert shared <= {*files(run, step)}
+        tree = treepack.load(run.path(step), arrays="numpy")
+        assert (tree["w"] == step).all()
+        assert np.array_equal(tree["frozen"].ravel(), np.arange(80_000.0))
 
 
 @pytest.mark.parametrize("compress", [False, True])

@@ -176,14 +176,19 @@ class Step(NamedTuple):
 Alive = Sequence[tuple[str, int, int]]
 
 
-def worth_linking(alive: Sequence[Alive]) -> list[str]:
-    """Returns the files of which most is unchanged in all processes together."""
+def worth_linking(alive: Sequence[Alive]) -> tuple[list[str], bool]:
+    """Returns the files of which most is unchanged in all processes together.
+
+    And whether several processes have unchanged shards in one of them.
+    """
     sizes = {file: size for rows in alive for file, _, size in rows}
     counter = Counter[str]()
     for file, nbytes, _ in itertools.chain.from_iterable(alive):
         counter[file] += nbytes
     most = [file for file, nbytes in counter.most_common() if 2 * nbytes >= sizes[file] > 0]
-    return most[:_MOST_LINKED]
+    linked = most[:_MOST_LINKED]
+    places = Counter(file for rows in alive for file, _, _ in rows)
+    return linked, any(places[file] > 1 for file in linked)
 
 
 class Terms(NamedTuple):
@@ -305,8 +310,7 @@ def _read(path: Address, parts: Sequence[Part]) -> Step | None:
                 places[part.text] = shards.files[part.cell]
         needed = sorted({*places.values()})
         reader.open_files(needed)
-        is_shared = "shared" in about or len(reader.processes()) != _jax.processes()[1]
-        full = about["full"][0], about["full"][1]
+        full, is_shared = (about["full"][0], about["full"][1]), _jax.processes()[1] > 1
         step = Step(path, {}, {}, {}, {}, {}, full, about["age"], is_shared)
         for number in needed:
             row = reader.manifest.files[number]

@@ -253,8 +253,9 @@ class ShardedWrite:
             unchanged.update(last.unchanged(parts, probes, threads))
             return last.alive(parts, unchanged)
 
-        linked = self._worth_linking(alive) if terms.is_shared else worth_linking([alive()])
-        age, is_shared = 0 if last is None else last.age + 1, terms.is_shared and bool(linked)
+        agree = self._worth_linking if terms.is_shared else (lambda it: worth_linking([it()]))
+        linked, is_shared = agree(alive)
+        age = 0 if last is None else last.age + 1
         step = Step(self._path, {}, {}, {}, {}, {}, terms.full, age, is_shared)
         done: set[int] = set()
         if last is not None:
@@ -271,8 +272,6 @@ class ShardedWrite:
             if is_moved and not ours:
                 continue
             more: dict[str, Any] = {} if is_moved else {"full": [*terms.full], "links": links}
-            if is_shared and not is_moved:
-                more["shared"] = True
             file = Directory.file_name(name, index, place)
             shards = [(part.keys, part.data) for part in ours]
             layout = self._laid(shards, digests=True, age=step.age, **more)
@@ -287,13 +286,12 @@ class ShardedWrite:
         places = [numbers_of[step.shards[part.text].file] for part in parts]
         return written._replace(others=others, places=places)
 
-    def _worth_linking(self, alive: Callable[[], Alive]) -> list[str]:
+    def _worth_linking(self, alive: Callable[[], Alive]) -> tuple[list[str], bool]:
         """Agrees with the other processes, which may have other shards of the same files.
 
         In the first round, which also has the messages of processes that do not save.
         """
         group = self.group
-        linked: list[str]
         if self.leads:
             text = ""
             try:
@@ -301,11 +299,12 @@ class ShardedWrite:
                 messages = group.gather()
                 if errors := [*self._errors_of(messages)]:
                     raise group.failed(errors)
-                linked = worth_linking([mine, *(it.written or () for it in messages.values())])
-                text = json.dumps(linked)
+                rows = [mine, *(it.written or () for it in messages.values())]
+                linked, is_shared = worth_linking(rows)
+                text = json.dumps([linked, is_shared])
             finally:
                 group.further().announce(text)
-            return linked
+            return linked, is_shared
         try:
             group.tell(Message(written=alive()))
         except BaseException as error:
@@ -313,8 +312,8 @@ class ShardedWrite:
             raise
         if not (text := group.further().announced()):
             group.wait()  # raises the error of process 0
-        linked = json.loads(text)
-        return linked
+        linked, is_shared = json.loads(text)
+        return linked, is_shared
 
     def _errors_of(self, messages: Mapping[int, Message]) -> Iterator[str]:
         for process, message in sorted(messages.items()):
