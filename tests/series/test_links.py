@@ -281,6 +281,29 @@ def test_a_truncated_file_is_not_linked(tmp_path: Path, again: bool) -> None:
     assert added(run, 3) < 10_000
 
 
+def test_a_file_in_the_way_of_a_link_is_replaced(tmp_path: Path) -> None:
+    """It is of a damaged step that is saved again."""
+    run = Series(tmp_path, unchanged="link")
+    for step in range(3):
+        run.save(step, state(step))
+    [name] = {*files(run, 0)} & {*files(run, 2)} - {MANIFEST}
+    path = Path(run.path(2)) / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.unlink()
+    path.write_bytes(data)
+    again = Series(tmp_path, unchanged="link")
+    with pytest.warns(UserWarning, match="is skipped"):
+        found = again.resume()
+    assert found is not None
+    assert found[0] == 1
+    with warnings.catch_warnings(action="error"):
+        again.save(2, state(2))
+    assert path.samefile(Path(run.path(0)) / name)
+    assert not [name for name in files(run, 2) if name.startswith(".")]
+    check(run, 2, state(2))
+
+
 def test_a_truncated_file_of_the_run_is_copied_from_the_fast_tier(tmp_path: Path) -> None:
     durable = tmp_path / "run"
     run = Series(durable, fast=tmp_path / "fast", unchanged="link")

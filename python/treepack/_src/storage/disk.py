@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import shutil
 import stat
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import treepack._core as core
@@ -36,9 +38,17 @@ class Disk(Store):
                 close(file)
         try:
             repeated(os.link, source, target)
-        except FileExistsError:  # another process has linked it, too
-            if not repeated(os.path.samefile, source, target):
-                raise
+        except FileExistsError:
+            if repeated(os.path.samefile, source, target):  # another process has linked it, too
+                return
+            # It is of a damaged checkpoint, which is saved again.
+            path = Path(target)
+            temporary = path.with_name(f".{path.name}.treepack-{secrets.token_hex(8)}.tmp")
+            repeated(os.link, source, temporary)
+            try:
+                repeated(os.replace, temporary, target)
+            finally:
+                unlink(temporary)  # which stays if the target has become this file
 
     def delete(self, paths: Sequence[str]) -> None:
         for path in paths:
