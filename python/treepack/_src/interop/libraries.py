@@ -23,7 +23,7 @@ def library_of_type(ty: type) -> str | None:
 def is_marker(value: object) -> bool:
     """Returns whether a value is a library's object without data, such as diffrax's.
 
-    Objects of compiled types are larger than plain ones.
+    Objects of compiled types are larger.
     """
     ty = type(value)
     return (

@@ -177,10 +177,7 @@ Alive = Sequence[tuple[str, int, int]]
 
 
 def worth_linking(alive: Sequence[Alive]) -> tuple[list[str], bool]:
-    """Returns the files of which most is unchanged in all processes together.
-
-    And whether several processes have unchanged shards in one of them.
-    """
+    """Returns the files of which most is unchanged in all together, and if several share one."""
     sizes = {file: size for rows in alive for file, _, size in rows}
     counter = Counter[str]()
     for file, nbytes, _ in itertools.chain.from_iterable(alive):
