@@ -35,8 +35,8 @@ class Side(NamedTuple):
 
     def is_typo_of(self, hint: str) -> bool:
         """Whether each name is like the hint's, and no other one, as `norm2` beside `norm1`."""
-        match = re.fullmatch(r"; is it '(.*)'\?", hint)
-        texts = (self.patterns[0].text, match[1]) if match else ()
+        path = _hinted(hint)
+        texts = (self.patterns[0].text, path) if path else ()
         ours_and_theirs = zip(*(text.replace(".", "/").split("/") for text in texts), strict=False)
         return bool(texts) and all(itertools.starmap(_is_typo, ours_and_theirs))
 
@@ -131,18 +131,21 @@ class Rule:
             pair = f"{ours.text!r}: {theirs.text!r}"
             axes = "" if self.is_plain else ", with the axes of both sides exchanged"
             return f"; keys are paths of the tree: is it {{{pair}}}{axes}?"
-        text = ours.text.replace(".", "/")
-        return _with_indices(text, _paths.similar(text, here))
+        return _similar_with_indices(ours.text.replace(".", "/"), here)
 
     def near_there(self, there: Iterable[str]) -> str:
-        text = self.there.patterns[0].text
-        return _with_indices(text, _paths.similar(text, there))
+        return _similar_with_indices(self.there.patterns[0].text, there)
 
 
-def _with_indices(text: str, hint: str) -> str:
+def _hinted(hint: str) -> str:
     match = re.fullmatch(r"; is it '(.*)'\?", hint)
-    names, found = text.split("/"), match[1].split("/") if match else []
-    if len(names) != len(found):
+    return match[1] if match else ""
+
+
+def _similar_with_indices(text: str, paths: Iterable[str]) -> str:
+    hint = _paths.similar(text, paths)
+    names, found = text.split("/"), _hinted(hint).split("/")
+    if found == [""] or len(names) != len(found):
         return hint
     both = zip(names, found, strict=True)
     path = "/".join(

@@ -40,9 +40,11 @@ AUXDATA: Names[Auxdata] = Names("auxdata", lambda entry: entry._replace(decode=r
 
 FUNCTIONS: Names[Any] = Names("function", lambda _: None)
 
-# Values of these types have data besides attributes, or cannot be made without their `__new__`.
+# Values of these types have data besides attributes.
 _BUILTIN = (tuple, list, dict, set, frozenset, str, bytes, bytearray, int, float, complex)
-BUILTIN = (*_BUILTIN, BaseException)
+
+# Only their own `__new__` makes values of these types.
+MADE_BY_NEW = (*_BUILTIN, BaseException)
 
 
 def is_definition(ty: type) -> bool:

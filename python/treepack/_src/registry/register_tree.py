@@ -15,7 +15,7 @@ from treepack._src.pytree.kinds import Pruned, flatten, kind_of
 from treepack._src.registry import jax_export as _jax_export
 from treepack._src.registry import nodes as _nodes
 from treepack._src.registry import static as _static
-from treepack._src.registry.definitions import BUILTIN
+from treepack._src.registry.definitions import MADE_BY_NEW
 from treepack._src.registry.fields import fields_of
 from treepack._src.registry.inert import decode_given
 from treepack._src.registry.jax_nodes import encode_auxdata
@@ -147,7 +147,7 @@ def _register_static(value: Any, owner: type) -> None:
             name = _name_of_default(value, owner)
         if name is not None:
             _static.register_function(value, serialized_name=name)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, BUILTIN):
+    elif dataclasses.is_dataclass(value) and not isinstance(value, MADE_BY_NEW):
         _static.register_auxdata(type(value), default_name(type(value)))
         parts = fields_of(value).values()
     for part in parts:

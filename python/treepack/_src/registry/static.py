@@ -22,8 +22,8 @@ from treepack._src.registry import codecs as _codecs
 from treepack._src.registry.array_codecs import refusal
 from treepack._src.registry.definitions import (
     AUXDATA,
-    BUILTIN,
     FUNCTIONS,
+    MADE_BY_NEW,
     Auxdata,
     is_definition,
     made_of,
@@ -138,12 +138,12 @@ def register_auxdata(
 def _by_definition(ty: type) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     if issubclass(ty, enum.Enum):
         return member_name, functools.partial(member, ty)
-    is_plain = dataclasses.is_dataclass(ty) and not issubclass(ty, BUILTIN)
+    is_plain = dataclasses.is_dataclass(ty) and not issubclass(ty, MADE_BY_NEW)
     if is_plain or _jax.is_namedtuple(ty):
         return fields_of, functools.partial(from_fields, ty)
     if issubclass(ty, tuple) and ty is not tuple:
         return tuple, functools.partial(made_of, ty)
-    base = next((base.__name__ for base in BUILTIN if issubclass(ty, base)), "")
+    base = next((base.__name__ for base in MADE_BY_NEW if issubclass(ty, base)), "")
     if base and dataclasses.is_dataclass(ty):
         raise TypeError(
             f"{default_name(ty)} is a {base} besides its fields: pass encode= and decode="
