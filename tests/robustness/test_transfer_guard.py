@@ -294,7 +294,11 @@ def accelerator(guard: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
         return read
 
-    for name in ("_single_device_array_to_np_array_did_copy", "copy_to_host_async"):
+    reads = {
+        "_single_device_array_to_np_array_did_copy",
+        "_to_np_array_did_copy",
+    }  # before jax 0.12
+    for name in (*(reads & {*vars(ArrayImpl)}), "copy_to_host_async"):
         monkeypatch.setattr(ArrayImpl, name, checked(getattr(ArrayImpl, name)))
     for name in ("asarray", "array", "ascontiguousarray", "copyto"):  # by the buffer protocol
         monkeypatch.setattr(np, name, checked(getattr(np, name)))

@@ -123,10 +123,9 @@ def _put_parts(item: LeafToPlace, place: Any, read: Callable[[Box], np.ndarray])
     try:
         if _jax.is_array(array) and place.is_fully_addressable:
             return jax.device_put(array, place)  # a typed PRNG key cannot be split
-        dtype = None  # inferred from the parts, unless this process has none
+        dtype: Any = None  # inferred from the parts, unless this process has none
         if not place.addressable_devices:
-            is_extended = _jax.is_extended(array.dtype)
-            dtype = array.dtype if is_extended else jax.dtypes.canonicalize_dtype(array.dtype)
+            dtype = jax.dtypes.canonicalize_dtype(array.dtype, allow_extended_dtype=True)
         with _narrowing():
             return jax.make_array_from_callback(array.shape, place, part, dtype=dtype)
     except Exception as error:

@@ -227,8 +227,14 @@ def _on_structs(upgrade: Upgrade) -> Upgrade:
                 _mapped(lambda leaf: results.append(leaf) if _jax.is_array(leaf) else None, after)
             return results
 
+        # As JAX makes them, from 0.12 on with a warning.
+        dtypes = [
+            jax.dtypes.canonicalize_dtype(struct.dtype, allow_extended_dtype=True)
+            for struct in structs
+        ]
+        given = [struct.update(dtype=dtype) for struct, dtype in zip(structs, dtypes, strict=True)]
         try:
-            shapes = iter(jax.eval_shape(traced, structs))
+            shapes = iter(jax.eval_shape(traced, given))
         except jax.errors.JAXTypeError as error:
             reason = "upgrade= uses the values of arrays, which are not read here: load the tree"
             raise TypeError(reason) from error
