@@ -16,7 +16,7 @@ pub fn explain(error: Error, source: &dyn Source) -> Error {
         return error;
     };
     if source.is_empty() {
-        return Error::malformed(offset, "the data is empty (0 bytes)");
+        return Error::malformed(offset, "the data is empty (0 bytes): send or read it again");
     }
     match Sample::of(source).as_ref().map(Sample::describe) {
         Ok(Some(format)) => {

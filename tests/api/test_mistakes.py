@@ -203,7 +203,7 @@ PATHS: list[Row] = [
         "load('model')"]),
     ("treepack.loads(TREE)", "expected a bytes-like object, such as dumps returns, got dict", [
         "loads(dumps(TREE))"]),
-    ("treepack.loads(b'')", r"the data is empty \(0 bytes\)", ["loads(dumps(TREE))"]),
+    ("treepack.loads(b'')", r"is empty \(0 bytes\): send", ["loads(dumps(TREE))"]),
     ("load('objects.npz')", "array a cannot be .*pickled objects.*never read: select= loads", [
         "load('objects.npz', select='w')"]),
     ("load('patch')", "base", ["load('patch', base=TREE)"]),
@@ -264,9 +264,9 @@ OPTIONS: list[Row] = [
         "load('model', threads=1)"]),
     ("load('model', threads='all')", "threads must be an integer, got 'all'", [
         "load('model', threads=None)"]),
-    ("load('model', timeout=-1)", "timeout must be a number of seconds above 0, got -1", [
+    ("load('model', timeout=-1)", "seconds above 0, such as 600, got -1", [
         "load('model', timeout=1)"]),
-    ("load('model', timeout='1s')", "timeout must be a number of seconds above 0, got '1s'", [
+    ("load('model', timeout='1s')", "seconds above 0, such as 600, got '1s'", [
         "load('model', timeout=1.5)"]),
     ("load('model', replicas='all')", "replicas must be 'read' or 'broadcast'", [
         "load('model', replicas='read')"]),
@@ -418,7 +418,6 @@ PARTS: list[Row] = [
     ("file['params.w']", "at params.w: is it 'params/w'", ["file['params/w']"]),
     ("file['params/W']", "at params/W: is it 'params/w'", ["file['params/w']"]),
     ("file['parms']", "at parms: is it 'params'", ["file['params']"]),
-    ("file['params']['params/w']", "at params/params/w|at params/w", ["file['params']['w']"]),
     ("file['params/*']", r"no wildcards here: call load\(select='params/\*'\)", [
         "file.load(select='params/*')"]),
     ("file[0]", "a path must be a string, such as 'params/0/w', .*got 0", ["file['params']"]),

@@ -87,6 +87,10 @@ ROWS: list[tuple[str, str, list[tuple[str, int]]]] = [
         ("verify a.treepack", 0)]),
     ("verify a.treepack --digest 0", "--digest: use --expect", [
         (f"verify a.treepack --expect {32 * '0'}", 1)]),
+    ("get a.treepack params/w params/b out", "it writes one part: use", [
+        ("convert a.treepack out --select params/w --select params/b", 0)]),
+    ("verify a.treepack --path params", "leave it out: all leaves", [("verify a.treepack", 0)]),
+    ("digest a.treepack --path params", "use --leaves", [("digest a.treepack --leaves", 0)]),
     ("digest a.treepack --sha256", "there is one kind of digests", [("digest a.treepack", 0)]),
     ("get a.treepack params x --select w", "name the part as PATH, and .* by --skip", [
         ("get a.treepack params x --skip b", 0)]),

@@ -54,6 +54,9 @@ LAPSES: list[Row] = [
         "np.asarray(file['params/w'])", "file['params'].load()"]),
     ("jax.tree.map(jnp.asarray, file)", "a File is a container", [
         "jax.tree.map(jnp.asarray, file.load())"]),
+    ("file['params']['params/w']", "nothing at params/w: is it 'w'", ["file['params']['w']"]),
+    ("file['params'].load(select='params/w')", "matches nothing .* params/w; is it 'w'", [
+        "file['params'].load(select='w')"]),
     ("file['params'][0]", "got 0: pass '0'$", ["open('with_list')['layers']['0']"]),
     ("file['params/w'].at[0].set(1)", r"use jax.numpy.asarray\(array\).at$", [
         "jnp.asarray(file['params/w']).at[0].set(1)"]),

@@ -51,10 +51,12 @@ _OPTIONS = {
         "--strict": "leave it out: every byte is compared",
         "--digest --hash": "use --expect",
         "--prefix": "name the checkpoints, as in `treepack verify run/best_*`",
+        "--path --select": "leave it out: all leaves of the file are compared",
     },
     "digest": {
         "--sha256 --md5 --algorithm": "leave it out: there is one kind of digests",
         "--expect": "use `treepack verify --expect`",
+        "--path --select": "use --leaves, which lists the digest of each leaf",
     },
     "get": {
         "--path --key": "name the part as PATH, after FILE",
@@ -165,6 +167,8 @@ def _extra(command: str, args: Sequence[str]) -> str:
         return "name one file at a time"
     if command in ("info", "digest") and len(files) == 2:
         return "it takes a whole file: write a part to a file by `treepack get FILE PATH TARGET`"
+    if command == "get":
+        return "it writes one part: use `treepack convert FILE TARGET --select A --select B`"
     if command == "show":
         return "a part of an array is read in Python, as treepack.open(FILE)[PATH][0]"
     return "name one FILE and one TARGET" if command in ("convert", "salvage") else ""

@@ -150,7 +150,7 @@ _NUMBERS: dict[str, tuple[str, Callable[[Any], Any], float]] = {
     "bins": ("a number of intervals, or 0", operator.index, 0),
     "max_size": ("a number of bytes of at least 0, such as 10**9", operator.index, 0),
     **dict.fromkeys(("rtol", "atol"), ("a number of at least 0, such as 1e-6", float, 0)),
-    "timeout": ("a number of seconds above 0", float, math.nextafter(0, 1)),
+    "timeout": ("a number of seconds above 0, such as 600", float, math.nextafter(0, 1)),
     # The core checks further limits of these.
     "level": ("an integer from 0 to 9", operator.index, -math.inf),
     "threads": ("an integer", operator.index, -math.inf),

@@ -168,20 +168,25 @@ MOST_LENGTH = 300
 
 
 def suggest(typo: str, paths: Iterable[str]) -> str | None:
-    """Returns the only path that a missing one means: its end, or with other separators or case.
+    """Returns the only path that a missing one means, with other separators or case.
 
-    Containers above `paths` count as well.
+    Or one of which it has only the end, or that is its end. Containers above `paths` count as well.
     """
     wanted = _folded(typo)
     depths: dict[str, int] = {}
+    ends: dict[int, str] = {}
     for path in itertools.islice(paths, MOST_NAMES):
         names = path.split("/") if len(path) <= MOST_LENGTH else []
         for count in range(1, len(names) + 1):
             above = "/".join(names[:count])
             if _folded(above)[-len(wanted) :] == wanted:
                 depths[above] = count
+            elif f"/{typo}".endswith(f"/{above}"):
+                ends[count] = above
     least = min(depths.values(), default=0)
     nearest = [path for path, count in depths.items() if count == least]
+    if ends and not nearest:
+        return ends[max(ends)]
     return nearest[0] if len(nearest) == 1 else None
 
 
