@@ -113,7 +113,7 @@ def read_npz(content: core.Content, max_size: int | None) -> dict[str, Any]:
                 continue
             if name in arrays:
                 raise _ArchiveError("two arrays in the archive have this name")
-            arrays[name] = _member(content, archive, member, strings)
+            arrays[name] = _member(content, archive, _alone(member), strings)
     except _TooLargeError:
         raise
     except Exception as error:  # zipfile may raise any type
@@ -123,6 +123,23 @@ def read_npz(content: core.Content, max_size: int | None) -> dict[str, Any]:
             reason = str(error)
         raise DecodeError(f"not a readable file of numpy.savez: {reason}", path=name) from error
     return arrays
+
+
+def _alone(member: zipfile.ZipInfo) -> zipfile.ZipInfo:
+    """Newer versions of zipfile refuse a member where a damaged entry puts another one inside it.
+
+    A copy has no place of the next member, to which they compare its end.
+    """
+    import zipfile
+
+    alone = zipfile.ZipInfo(member.orig_filename)
+    for name in _READ:
+        setattr(alone, name, getattr(member, name))
+    return alone
+
+
+# The attributes of a member that reading needs.
+_READ = ("header_offset", "compress_size", "file_size", "compress_type", "flag_bits", "CRC")
 
 
 def _check_count(content: core.Content, archive: zipfile.ZipFile) -> None:
