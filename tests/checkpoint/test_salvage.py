@@ -283,13 +283,15 @@ def _opened(
         for name, leaf in file.leaves():
             with contextlib.suppress(ValueError):  # a compressed array is checked when it is read
                 listed[name] = _read(leaf)
+        loaded = _flat(file.load())
         unverified = file.unverified
         if file.damage is not None and case.form.is_summed:
             assert verified.unchecked == [it for it in unverified if it not in verified.corrupt]
         assert not unverified or unverified[0] in (file.damage or "")
         is_damaged = file.damage is not None or not verified.ok
-    had = [Had("list", listed, unverified), Had("names", named, unverified)]
-    return is_damaged, unverified, had if by_names else had[:1]
+    had = [Had("list", listed, unverified), Had("open", loaded, unverified)]
+    named_too = [Had("names", named, unverified)] if by_names else []
+    return is_damaged, unverified, had + named_too
 
 
 def _read(leaf: Any) -> Any:
@@ -475,6 +477,36 @@ def test_an_open_file_loads_what_is_whole_into_a_template(in_memory: Path, name:
             assert _is_same(leaf, 0 * leaves[path] if path in report.corrupt else leaves[path])
         # Its key is in the index, too.
         assert _is_same(opened["layers"].load()["l0"]["w"], leaves["layers/l0/w"])
+
+
+@pytest.mark.parametrize("name", ["plain", "sharded"])
+def test_a_file_that_is_open_for_salvage_loads_no_damaged_leaf(in_memory: Path, name: str) -> None:
+    tree = {"layers": [{"w": np.full(600, float(i))} for i in range(3)], "b": np.ones(3)}
+    path = in_memory / "model"
+    treepack.save(path, tree, sharded=name == "sharded")
+    [file] = [it for it in path.iterdir() if it.name != MANIFEST] if path.is_dir() else [path]
+    data = file.read_bytes()
+    at = data.index(tree["layers"][1]["w"].tobytes())
+    file.write_bytes(_changed(data, at, at + 9, "flip"))
+    zeros = jax.tree.map(np.zeros_like, tree)
+    with treepack.open(path, salvage=True) as opened:
+        for found in (opened.load(), opened.to_dict(), opened.load(select=["layers", "b"])):
+            assert list(found["layers"]) == ["0", "2"]
+            assert_same(found["layers"]["2"], tree["layers"][2])
+        assert_same(opened["layers"].load(), found["layers"])
+        with pytest.raises(
+            treepack.CorruptionError, match='layers/1/w is damaged: pass missing="ta'
+        ):
+            opened.load(zeros)
+        kept, report = opened.load(zeros, missing="target", return_report=True)
+        assert report.corrupt == report.kept == ["layers/1/w"]
+        assert_same(kept["layers"], [tree["layers"][0], zeros["layers"][1], tree["layers"][2]])
+        with pytest.raises(treepack.CorruptionError):
+            opened.load(verify=True)
+        new = opened.load({"v": zeros["b"]}, mapping={"v": "b"})
+        assert_same(new, {"v": tree["b"]})
+        with pytest.raises(treepack.CorruptionError, match="v is damaged"):
+            opened.load({"v": zeros["layers"][0]["w"]}, mapping={"v": "layers/1/w"})
 
 
 def test_an_open_file_object_loads_what_is_whole(tmp_path: Path) -> None:

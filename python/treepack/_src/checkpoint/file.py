@@ -371,7 +371,8 @@ class Tree(Hinting, Mapping[str, Any]):
         """Loads this container or a part of it; all paths are relative to it.
 
         Takes the options of `treepack.load`, except `mmap`, `base`, `max_size`, `storage_options`.
-        Without a target, a file without a record becomes dicts.
+        Without a target, a file without a record becomes dicts. After `open(salvage=True)`, damaged
+        leaves are left out, or with `missing="target"` stay the target's.
 
         Examples:
           >>> import numpy as np, treepack
@@ -383,8 +384,10 @@ class Tree(Hinting, Mapping[str, Any]):
         selection = Selection.of({**options, "return_report": return_report})
         reading = Reading.of(options)
         together = sharing(target, reading, Sharing.of(options))
-        with naming(self._place.reader.given), together as group:
-            return load_part(self._place, target, selection, reading, group)
+        reader = self._place.reader
+        drops = reader.salvages and not selection.verify and "on_corrupt" not in options
+        with naming(reader.given), together as group:
+            return load_part(self._place, target, selection, reading, group, drops=drops)
 
     @advised
     def abstract(

@@ -33,7 +33,7 @@ from treepack._src.placing.replicas import Together
 from treepack._src.printable import printable, warn
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.pytree.state_dict import leaves_of
-from treepack._src.readers.reader import Place, Reader, StayLazy, lacking
+from treepack._src.readers.reader import LazyArray, Place, Reader, StayLazy, lacking
 from treepack._src.registry.code import check_is_tree
 from treepack._src.restore.record import assembled
 from treepack._src.restore.report import Coverage
@@ -107,8 +107,15 @@ def load_file(
 
 
 def load_part(
-    place: Place, target: Any, selection: Selection, reading: Reading, group: Together | None
+    place: Place,
+    target: Any,
+    selection: Selection,
+    reading: Reading,
+    group: Together | None,
+    *,
+    drops: bool = False,
 ) -> Any:
+    """Loads a part; with `drops`, of an open damaged file, damaged leaves count as missing."""
     reading.check(target)
     check_is_tree(target)
     selection.check(target)
@@ -116,7 +123,7 @@ def load_part(
     if separator and mapping is None and _is_flat(target, separator):
         if group is None:
             with contextlib.suppress(TreepackError):  # raised again below, with the target's paths
-                return _load_nested(place, target, separator, selection, reading)
+                return _load_nested(place, target, separator, selection, reading, drops)
         mapping = _by_name(separator)
     if mapping is not None:
         record = place.catalog.record
@@ -128,7 +135,7 @@ def load_part(
         place = Place(mapped(place, mapping, target), 0, [])
     if selection.on_corrupt == "skip":
         place = place._replace(reader=place.reader.salvaging())
-    choice = _choose(place, target, selection, reading)
+    choice = _choose(place, target, selection, reading, drops)
     if choice.corrupt and not (choice.has_leaves(place) or selection.return_report):
         stays = "the result is empty" if target is None else "the target stays as it is"
         warn(f"{place.reader.name} has no intact leaf to load, so {stays}")
@@ -139,6 +146,12 @@ def load_part(
         if target is None:
             place.reader.check_has_no_code(place.parts, choice.selector.selects)
     if target is not None:
+        if drops and selection.missing == "error":
+            ours = {_paths.text(parts) for parts, _ in leaves_of(target, ())}
+            if bad := [path for path in choice.corrupt if path in ours]:
+                raise CorruptionError(
+                    f'{listed(bad)} damaged: pass missing="target" to keep the target\'s leaves'
+                )
         choice = _without_unfit(place, target, choice, selection)
     takes_more = {None: None, "ignore": True, "error": False}[selection.unexpected]
     if reading.strict == "exact" and selection.unexpected is None and place.reader.is_mapped:
@@ -163,7 +176,7 @@ def load_part(
         partial.has_function = place.reader.has_function
         if selection.mismatched == "target":
             partial.skipped.update(place.reader.unfit())
-    partial.skipped.update(choice.corrupt, choice.mismatched)
+    partial.skipped.update(() if drops else choice.corrupt, choice.mismatched)
     convert = converter(reading, may_change=place.reader.may_change, group=group)
     if convert is not None and selection.return_report:
         convert = partial.watching(convert)
@@ -226,7 +239,12 @@ def _is_flat(target: Any, separator: str) -> bool:
 
 
 def _load_nested(
-    place: Place, target: dict[str, Any], separator: str, selection: Selection, reading: Reading
+    place: Place,
+    target: dict[str, Any],
+    separator: str,
+    selection: Selection,
+    reading: Reading,
+    drops: bool,
 ) -> dict[str, Any]:
     """Loads a flat target as nested dicts of the file's keys; a TreepackError if that fails."""
     given = (selection.select, selection.exclude, reading.sharding)
@@ -235,7 +253,8 @@ def _load_nested(
     if selection.unexpected is None:  # as for mapping=
         more: Unexpected = "error" if reading.strict == "exact" else "ignore"
         selection = dataclasses.replace(selection, unexpected=more)
-    loaded = load_part(place, _nested(place, target, separator), selection, reading, None)
+    nested = _nested(place, target, separator)
+    loaded = load_part(place, nested, selection, reading, None, drops=drops)
     return {
         name: functools.reduce(dict.__getitem__, name.split(separator), loaded) for name in target
     }
@@ -317,7 +336,9 @@ class _Choice(NamedTuple):
         return self.marks is None or any(leaf in self.marks for leaf in leaves)
 
 
-def _choose(place: Place, target: Any, selection: Selection, reading: Reading) -> _Choice:
+def _choose(
+    place: Place, target: Any, selection: Selection, reading: Reading, drops: bool
+) -> _Choice:
     catalog = place.catalog
     selector = Selector(selection.select)
     marks = selector.mark(catalog, place.value)
@@ -339,7 +360,9 @@ def _choose(place: Place, target: Any, selection: Selection, reading: Reading) -
         _check_begins(selector.patterns, target)
     corrupt: dict[int, str] = {}
     unverified: dict[int, str] = {}
-    if selection.verifies:
+    if drops:
+        corrupt = _damaged(place, marks)
+    elif selection.verifies:
         corrupt, unverified = _corrupt(place, marks, selection, reading)
     if corrupt:
         values = range(catalog.values) if marks is None else marks.values
@@ -432,6 +455,25 @@ def unsummed(remedy: str) -> UnsummedError:
         "there are no checksums to verify: the file is not from treepack.save, or was made by "
         f"dumps; {remedy}"
     )
+
+
+def _damaged(place: Place, marks: core.Marks | None) -> dict[int, str]:
+    """Returns the damaged leaves, which `File.leaves` leaves out after `open(salvage=True)`."""
+    reader = place.reader
+    reader.remember()  # exactly the compared bytes are loaded
+    is_found_by_reading = bool(reader.inflated or reader.format)
+    damaged = {}
+    for path, value in PathBudget().all(reader.catalog.leaves(place.value)):
+        if marks is None or value in marks:
+            parts = [*place.parts, *_paths.parts(path)]
+            try:
+                reader.compare(value, parts)
+                leaf = reader.leaf(value, parts)
+                if is_found_by_reading and isinstance(leaf, LazyArray):
+                    leaf.numpy()
+            except (CorruptionError, DecodeError):
+                damaged[value] = path
+    return damaged
 
 
 def _corrupt(
