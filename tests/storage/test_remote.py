@@ -8,6 +8,7 @@ import io
 import os
 import socket
 import threading
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ import numpy as np
 import obstore
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from safetensors.numpy import load_file
 
 import tiers
 import treepack
@@ -551,6 +553,30 @@ def test_chained_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: st
     treepack.save("a::b", {"a": 1})
     treepack.save("run::2/c:d", {"a": 1})
     assert sorted(os.listdir(tmp_path)) == ["a::b", "run::2"]  # noqa: PTH208
+
+
+def test_an_archive_has_the_formats_of_the_files_in_it(tmp_path: Path) -> None:
+    tree = {"w": np.arange(3.0)}
+    archive = tmp_path / "all.npz"
+    with zipfile.ZipFile(archive, "w") as file:
+        for name in ("a.treepack", "a.safetensors", "a.msgpack.gz"):
+            treepack.save(tmp_path / name, tree)
+            file.write(tmp_path / name, name)
+    for name in ("a.treepack", "a.safetensors", "a.msgpack.gz"):
+        url = f"zip://{name}::{archive}"
+        np.testing.assert_array_equal(treepack.load(url)["w"], tree["w"])
+        with treepack.open(url) as opened, pytest.raises(OSError, match="archives are only read:"):
+            treepack.save(f"zip://b{name[1:]}::{archive}", opened)
+        with pytest.raises(OSError, match="add that file to the archive"):
+            treepack.save(url, tree)
+    with pytest.raises(ValueError, match="which is for PyTorch"):
+        treepack.save(f"zip://a.pt::{archive}", tree)
+    folder = tmp_path / "folder.npz"
+    folder.mkdir()
+    treepack.save(f"dir://a.treepack::file://{folder}", tree)
+    assert treepack.is_checkpoint(folder / "a.treepack")
+    treepack.save(f"dir://a.safetensors::file://{folder}", tree)
+    assert load_file(folder / "a.safetensors").keys() == {"w"}
 
 
 def test_links_of_a_chain_keep_their_places() -> None:

@@ -127,9 +127,15 @@ def known() -> tuple[Format, ...]:
     return tuple(sorted(formats, key=lambda format: (format.rank, format.name)))
 
 
+def file_name(path: str) -> str:
+    """Returns the link of a chain of URLs that has the path of the file; other paths unchanged."""
+    return next((link for link in path.split("::") if "://" in link), path)
+
+
 def of_suffix(source: Any) -> Format | None:
     if isinstance(source, (str, os.PathLike)):
         name = os.fsdecode(source).lower()
+        name = file_name(name) if "::" in name else name
         for each in known():
             if name.endswith(each.suffixes):
                 return each
@@ -169,7 +175,7 @@ def to_save(path: str, export: Export, *, is_open: bool = False) -> Format | Non
     if is_open and (format := of_suffix(path)) is not None:
         return format
     for each in saved.values():
-        if path.lower().endswith(each.suffixes[0]):
+        if file_name(path).lower().endswith(each.suffixes[0]):
             return each
     if export.max_shard_size is not None:
         raise ValueError(

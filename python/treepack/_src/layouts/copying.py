@@ -160,7 +160,7 @@ class Copy(NamedTuple):
 
         `.treepack` files have a record, `.msgpack` files none; others have one if the source has.
         """
-        is_ours = path.lower().removesuffix(".gz").endswith(".treepack")
+        is_ours = path.has_suffix(".treepack")
         if path.has_flax_suffix:
             self.check_for_flax(self.tree)
         # Structs of flax reject unknown keys.

@@ -198,20 +198,24 @@ class Address(str):
 
     @property
     def has_flax_suffix(self) -> bool:
-        return self.lower().removesuffix(".gz").endswith(".msgpack")
+        return self.has_suffix(".msgpack")
+
+    def has_suffix(self, suffix: str) -> bool:
+        return formats.file_name(self).lower().removesuffix(".gz").endswith(suffix)
 
     def compression(self, compress: Compress | None = None) -> Compress:
         """Returns the compression of a file of msgpack: as chosen, or as its name says.
 
         The suffix of another format or compression is a ValueError.
         """
-        is_gzip = self.endswith(".gz")
+        name = formats.file_name(self)
+        is_gzip = name.endswith(".gz")
         if compress == "numbers" and is_gzip:
             raise ValueError(
                 f'{self.shown!r}: .gz is for gzip, and "numbers" is another compression: choose a '
                 "name without .gz"
             )
-        suffix = os.path.splitext(self.lower().removesuffix(".gz"))[1]  # noqa: PTH122
+        suffix = os.path.splitext(name.lower().removesuffix(".gz"))[1]  # noqa: PTH122
         format = formats.of_suffix(suffix)
         library = _FOREIGN.get(suffix) if format is None else format.library
         if library is None:

@@ -170,6 +170,7 @@ class FileSystem(Locked, RemoteStore):
     @_hiding
     def _upload(self, path: str, parts: Iterator[bytes], nbytes: int) -> None:
         *_, lowest = _layers(self._fs)
+        _check_is_written(lowest, self.url)
         # A transaction is shared by all users of the object, so this uses a new one.
         fs = type(lowest)(*lowest.storage_args, skip_instance_cache=True, **lowest.storage_options)
         _make_parent(fs, path)
@@ -248,6 +249,15 @@ class FileSystem(Locked, RemoteStore):
                         Path(storage, layer._mapper(path)).unlink(missing_ok=True)
                 elif isinstance(layer, CachingFileSystem):
                     layer.pop_from_cache(path)
+
+
+def _check_is_written(fs: Any, url: Url) -> None:
+    from fsspec.archive import AbstractArchiveFileSystem  # type: ignore[import-untyped]
+
+    if isinstance(fs, AbstractArchiveFileSystem):  # its files have no transactions
+        raise io.UnsupportedOperation(
+            f"{url.shown}: archives are only read: save to a path, and add that file to the archive"
+        )
 
 
 def _make_parent(fs: Any, path: str) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import treepack._core as core
+from treepack._src.formats import file_name
 from treepack.errors import TreepackError
 
 # NumPy's dtypes to dtypes of safetensors, in the order in which its writer sorts arrays.
@@ -38,7 +39,7 @@ MAX_HEADER_BYTES = 100_000_000
 
 def has_suffix(source: Any, suffixes: tuple[str, ...] = (SUFFIX,)) -> bool:
     is_path = isinstance(source, (str, os.PathLike))
-    return is_path and os.fsdecode(source).lower().endswith(suffixes)
+    return is_path and file_name(os.fsdecode(source)).lower().endswith(suffixes)
 
 
 def encode_header(arrays: Iterable[tuple[str, Any]], metadata: Mapping[str, str] | None) -> bytes:
