@@ -50,6 +50,21 @@ def test_new_names_and_axes_in_the_shell() -> None:
     assert "--gzip and --level: " in refused("convert", "split", "x", "--gzip", "--numbers")
 
 
+def test_a_library_that_rules_import_is_named_with_their_file() -> None:
+    treepack.save("model", {"w": WEIGHT})
+    Path("rules.py").write_text("import no_such_library\nmapping = {}", encoding="utf-8")
+    expected = "--map: rules.py: No module named 'no_such_library'"
+    assert expected in refused("ls", "model", "--map", "rules.py:mapping")
+
+
+def test_leaves_in_a_list_have_no_place_in_shorter_lists() -> None:
+    treepack.save("model", {"w": WEIGHT, "opt": (WEIGHT, 0)})
+    with pytest.raises(treepack.MismatchError, match="pass one with its keys in place of the list"):
+        treepack.load("model", jax.tree.leaves({"w": WEIGHT, "opt": (WEIGHT, 0)}))
+    with pytest.raises(treepack.MismatchError, match="The file has these leaves in opt: "):
+        treepack.load("model", [WEIGHT, 0])
+
+
 def test_a_leaf_has_two_places_in_a_template() -> None:
     treepack.save("model", {"model": {"embed": WEIGHT}})
     both = {"embed": "model/embed", "head": ("model/embed", "a b -> b a")}

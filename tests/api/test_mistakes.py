@@ -16,6 +16,7 @@ import pickle
 import re
 import shutil
 import types
+import zipfile
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -111,6 +112,9 @@ def make_files() -> None:
         run.save(step, TREE, metrics={"loss": 1 / (step + 1)})
     treepack.Series("scores").save(0, TREE)
     pathlib.Path("empty").mkdir()
+    treepack.save("variable", {"kernel": {"value": np.ones(2)}})
+    with zipfile.ZipFile("all.zip", "w") as file:
+        file.write("model")
     make_slips()
     make_guesses()
     make_mixups()

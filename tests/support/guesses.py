@@ -121,12 +121,15 @@ FUNCTIONS: list[Row] = [
     ),
     (
         "load('model', select=lambda path, leaf: True)",
-        "a predicate is called with a path: ",
-        ["load('model', select=lambda path: True)"],
+        r"a predicate is called with a path alone \(for shapes, .* from File.infos\(\)\): ",
+        [
+            "load('model', select=lambda path: True)",
+            "load('model', select=[info.path for info in open('model').infos() if info.shape])",
+        ],
     ),
     (
         "load('model', TREE, exclude=lambda: False)",
-        "a predicate is called with a path: ",
+        "a predicate is called with a path alone",
         ["load('model', TREE, exclude=lambda path: False)"],
     ),
     (

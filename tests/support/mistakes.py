@@ -197,6 +197,20 @@ CALLS: list[Row] = [
         "load('model', target=TREE)"]),
     ("load('model', map_location='cpu')", "'map_location': pass device=$", [
         "load('model', device=jax.devices()[0])"]),
+    ("load('model', sharding='cpu')", r"got 'cpu': pass jax.devices\('cpu'\)\[0\]\n", [
+        "load('model', sharding=jax.devices('cpu')[0])"]),
+    ("load('model', device='cpu:1')", r"pass jax.devices\('cpu'\)\[1\]", [
+        "load('model', device=jax.devices('cpu')[1])"]),
+    ("load('model', dtype={'params/w': 'bfloat16'})", "pass a target with them, and cast=True", [
+        "load('model', {'params': {'w': half((2, 3))}}, cast=True)"]),
+    ("open('model', lazy=True)", "'lazy': leave it out: arrays are read when they are used$", [
+        "open('model')"]),
+    ("open('variable')['kernel'].shape", r"is it \['value'\].shape\?$", [
+        "open('variable')['kernel']['value'].shape"]),
+    ("load('all.zip/model')", "'all.zip' is an archive: is it 'zip://model::all.zip'", [
+        "load('zip://model::all.zip')"]),
+    ("load('zip://model')", "as in zip://model.treepack::all.zip", [
+        "load('zip://model::all.zip')"]),
     ("load('model', weights_only=True)", "'weights_only': leave it out: nothing is unpickled$", [
         "load('model')"]),
     ("load('a.safetensors', framework='np')", "'framework': pass arrays=.numpy. or .jax.$", [

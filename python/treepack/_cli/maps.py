@@ -71,7 +71,10 @@ def _named(given: str) -> Any:
     if spec is None or spec.loader is None:
         raise ValueError(f"--map: {path!r} is not a Python file: its name ends with .py")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        raise ImportError(f"--map: {path}: {error}") from error
     names: dict[str, Any] = vars(module)
     if name not in names:
         near = difflib.get_close_matches(name, names, n=1)

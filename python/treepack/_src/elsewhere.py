@@ -158,6 +158,7 @@ OPTIONS = [
     Option("name", "serialized_name", "pass serialized_name="),
     Option("compression gzip zip", "compress", "pass compress=True"),
     Option("framework framework_name device", "salvage", "leave it out: arrays are NumPy's"),
+    Option("lazy lazily", "salvage", "leave it out: arrays are read when they are used"),
     Option("weights_only allow_pickle pickle", "mmap", "leave it out: nothing is unpickled"),
     Option("object_hook raw strict_map_key ext_hook use_list", "data", "leave it out"),
     Option("default use_bin_type indent protocol described", "static", "leave it out"),

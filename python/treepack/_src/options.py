@@ -244,6 +244,8 @@ def float_dtype(dtype: Any) -> np.dtype[Any]:
         text = f"{dtype!r:.100}" if resolved_dtype is None else resolved_dtype.name
         near = _near_dtype(dtype) if isinstance(dtype, str) else None
         hint = "" if near is None else f": is it {near!r}?"
+        if isinstance(dtype, Mapping):
+            hint = ": for one dtype for each leaf, pass a target with them, and cast=True"
         raise ValueError(f"dtype= must be a float dtype such as bfloat16, got {text}{hint}")
     return resolved_dtype
 

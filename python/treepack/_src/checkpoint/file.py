@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import Any, Never, Unpack
 
+import numpy as np
+
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import formats
@@ -118,8 +120,12 @@ class Tree(Hinting, Mapping[str, Any]):
         )
 
     def _hint_for(self, name: str) -> str:
-        is_key = name[0] != "_" and not self._place.reader.is_closed and name in self
-        return f"is it [{name!r}]?" if is_key else super()._hint_for(name)
+        if name[0] != "_" and not self._place.reader.is_closed:
+            if name in self:
+                return f"is it [{name!r}]?"
+            if [*self] == ["value"] and hasattr(np.ndarray, name):  # a variable of nnx
+                return f"is it ['value'].{name}?"
+        return super()._hint_for(name)
 
     def _literally(self, path: Any) -> tuple[list[tuple[int, list[str]]], dict[str, list[str]]]:
         if not isinstance(path, str):

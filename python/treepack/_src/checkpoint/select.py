@@ -46,7 +46,8 @@ class Selector:
             bools = [([*keys], bool(leaf)) for keys, leaf in tree.items()]
             self._core = core.Selector.bools(bools)
         elif callable(select) and not isinstance(select, type):
-            check_parameters(select, "a predicate", "a path", 1)
+            alone = "a path alone (for shapes, pass a list of paths, as from File.infos())"
+            check_parameters(select, "a predicate", alone, 1)
             self._predicate = select
         else:
             raise TypeError(

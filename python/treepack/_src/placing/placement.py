@@ -136,7 +136,7 @@ def _where(reading: Reading) -> Where:
             at = f" at {_paths.text(parts)}" if parts else ""
             raise ValueError(
                 f"{option}{at} must be a JAX device or sharding, such as jax.devices()[0], got "
-                f"{leaf!r:.100}{_wrapped(leaf) if device is None else ''}"
+                f"{leaf!r:.100}{_numbered(leaf) or (_wrapped(leaf) if device is None else '')}"
             )
     if () in shardings:
         return lambda *_: given
@@ -157,6 +157,12 @@ class _Shardings:
         found = _paths.at_or_above(self.tree, path, self._entries if is_needed else None)
         self.is_unused &= found is None
         return found
+
+
+def _numbered(leaf: Any) -> str:
+    platform, _, number = leaf.partition(":") if isinstance(leaf, str) else ("", "", "")
+    is_known = platform in ("cpu", "cuda", "gpu", "rocm", "tpu")
+    return f": pass jax.devices({platform!r})[{number or '0':.9}]" * is_known
 
 
 def _wrapped(leaf: Any) -> str:

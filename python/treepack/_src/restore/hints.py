@@ -73,7 +73,9 @@ def level_of(
         for name, child in children.items()
     }
     most = max(map(len, shared.values()), default=0)
-    if most and most >= max(map(len, higher.values()), default=0):
+    # Some positions of a list are in every longer one.
+    is_alike = most == len(children) or not all(map(str.isdecimal, children))
+    if most and is_alike and most >= max(map(len, higher.values()), default=0):
         above = [name for name, found in shared.items() if len(found) == most]
         places = shortened((printable(str(Trail(path, name))) for name in above), len(above))
         near = printable(above[0])

@@ -62,6 +62,11 @@ def opened(url: Url) -> tuple[FileSystem, str]:
             raise ValueError(f"{url.shown!r}: {error}{hint}") from error
         except ImportError as error:
             raise ImportError(f"{url.shown!r}: {error}") from error
+        except IsADirectoryError as error:  # an archive without a path is the working directory
+            raise ValueError(
+                f"{url.shown!r} has no archive: pass its path behind the name of a file in it, as "
+                "in zip://model.treepack::all.zip"
+            ) from error
         fs = url.file_system or fs
         _check_options(fs, url, options)
         for layer in _layers(fs):

@@ -8,6 +8,7 @@ import itertools
 import os
 import re
 import shlex
+import zipfile
 from typing import Any
 
 from treepack._src import formats
@@ -71,6 +72,8 @@ def _inside(source: Any) -> str:
             file, path = text[:end], text[end + 1 :].removeprefix("select=")
             if not path:
                 return f"is it {file!r}?"
+            if formats.of_suffix(file) is None and zipfile.is_zipfile(file):
+                return f"{file!r} is an archive: is it {f'zip://{path}::{file}'!r}?"
             command = f"treepack ls {shlex.quote(file)} {shlex.quote(path)}"
             call = f"treepack.open({file!r})[{path!r}]"
             return f"{file!r} is a file, and {path!r} a path in it: {call}, or `{command}`"
