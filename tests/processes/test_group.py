@@ -201,3 +201,8 @@ def test_a_save_whose_round_another_thread_receives_keeps_its_announcement(
 
     monkeypatch.setattr(store, "blocking_key_value_get", receive)
     assert second.announced() == "second"
+
+
+def test_an_error_without_a_text_is_its_name() -> None:
+    assert groups.text_of(KeyboardInterrupt()) == "KeyboardInterrupt"
+    assert groups.text_of(ValueError("a: b")) == "ValueError: a: b"

@@ -415,4 +415,4 @@ def _decoded(text: str) -> tuple[Messages, bool]:
 
 def text_of(error: BaseException) -> str:
     public = (of for of in type(error).__mro__ if not of.__module__.startswith("treepack._src"))
-    return f"{next(public).__name__}: {error}"
+    return f"{next(public).__name__}: {error}".removesuffix(": ")

@@ -75,7 +75,7 @@ _NO_RANGE = ("non-partial", "416 ", "501 ", "CONTENT_RANGE header", _NO_SIZE)
 # The fields that identify a version of a file.
 _VERSION = ("e_tag", "version")
 
-_CHANGED = "{} was changed by another writer"
+_CHANGED = "{} was changed by another writer: open or save it again"
 
 # Texts of obstore for conditions that a store does not support.
 _NO_CONDITION = ("501 Not Implemented", "400 Bad Request", "conditional put is disabled")
