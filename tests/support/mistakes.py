@@ -209,6 +209,8 @@ CALLS: list[Row] = [
         "open('variable')['kernel']['value'].shape"]),
     ("load('all.zip/model')", "'all.zip' is an archive: is it 'zip://model::all.zip'", [
         "load('zip://model::all.zip')"]),
+    ("load(f'simplecache::{pathlib.Path.cwd()}/model')", "is it 'simplecache::file:///.*/model'", [
+        "load(f'simplecache::file://{pathlib.Path.cwd()}/model')"]),
     ("load('zip://model')", "as in zip://model.treepack::all.zip", [
         "load('zip://model::all.zip')"]),
     ("load('model', weights_only=True)", "'weights_only': leave it out: nothing is unpickled$", [

@@ -40,6 +40,9 @@ def _hint(source: Any) -> str:
     except (OSError, ValueError):  # a URL, or no such folder
         if "://" in os.fsdecode(source):
             return ""
+        chain, _, file = os.fsdecode(source).rpartition("::")
+        if chain and os.path.lexists(file):
+            return f"a chain ends with a URL: is it '{chain}::file://{os.path.abspath(file)}'?"  # noqa: PTH100
         is_here = os.path.lexists(name)
         return f"there is no folder {folder!r}{f': is it {name!r}?' if is_here else ''}"
     if inside := _inside(source):
