@@ -61,6 +61,8 @@ def test_leaves_in_a_list_have_no_place_in_shorter_lists() -> None:
     treepack.save("model", {"w": WEIGHT, "opt": (WEIGHT, 0)})
     with pytest.raises(treepack.MismatchError, match="pass one with its keys in place of the list"):
         treepack.load("model", jax.tree.leaves({"w": WEIGHT, "opt": (WEIGHT, 0)}))
+    with pytest.raises(treepack.MismatchError, match=r"with the keys \['opt', 'w'\]"):
+        treepack.load("model", [WEIGHT] * 3, missing="target")
     with pytest.raises(treepack.MismatchError, match="The file has these leaves in opt: "):
         treepack.load("model", [WEIGHT, 0])
 

@@ -202,7 +202,7 @@ CALLS: list[Row] = [
     ("load('model', device='cpu:1')", r"pass jax.devices\('cpu'\)\[1\]", [
         "load('model', device=jax.devices('cpu')[1])"]),
     ("load('model', dtype={'params/w': 'bfloat16'})", "pass a target with them, and cast=True", [
-        "load('model', {'params': {'w': half((2, 3))}}, cast=True)"]),
+        "load('model', with_w((2, 3), jnp.bfloat16), cast=True)"]),
     ("open('model', lazy=True)", "'lazy': leave it out: arrays are read when they are used$", [
         "open('model')"]),
     ("open('variable')['kernel'].shape", r"is it \['value'\].shape\?$", [

@@ -21,6 +21,7 @@ import numpy as np
 
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.modules import imported, instance_of
+from treepack._src.leaves.absent import ABSENT
 from treepack._src.leaves.signature import Signature, signature
 from treepack._src.options import Strict
 from treepack._src.pytree.kinds import is_function
@@ -64,9 +65,9 @@ def described(value: Any) -> str:
     if any(is_one(value) for is_one in _PLACES):
         return f"{A_SHARDING} ({type(value).__name__})"
     if isinstance(value, Mapping):
-        if not value:
+        keys = sorted(str(key) for key, child in value.items() if child is not ABSENT)
+        if not keys:
             return "nothing: an empty container or code"
-        keys = sorted(map(str, value))
         more = "" if len(keys) <= _MOST_KEYS else f" and {len(keys) - _MOST_KEYS} more"
         return f"a subtree with the keys {keys[:_MOST_KEYS]}{more}"
     return "None" if value is None else type(value).__name__
