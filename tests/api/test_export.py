@@ -151,7 +151,9 @@ def test_unknown_types_of_a_function_are_registered_as_the_error_says(tmp_path: 
 
 def test_keys_that_jax_cannot_save_are_an_error_with_a_remedy(tmp_path: Path) -> None:
     exported = jax.export.export(jax.jit(double))({1: 1.0})
-    with pytest.raises(treepack.TreepackError, match=r"string keys: convert .*Found key 1"):
+    with pytest.raises(
+        treepack.TreepackError, match=r"string keys: convert .*(Found key 1|non-string)"
+    ):
         treepack.save_exported(tmp_path / "model.treepack", exported)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import importlib
+import importlib.metadata
 import sys
 from pathlib import Path
 from typing import Any
@@ -301,6 +301,9 @@ def test_a_save_that_one_process_gives_up_is_an_error_in_others(tmp_path: Path) 
     processes.run(GIVEN_UP, 2, tmp_path)
 
 
+@pytest.mark.skipif(
+    importlib.metadata.version("orbax-checkpoint") == "0.12.0", reason="it knows no marks"
+)
 def test_orbax_finds_its_marks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with using():
         ocp.save(tmp_path / "a", {"w": jnp.ones(3)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import importlib.metadata
 import json
 import os
 import pickle
@@ -283,6 +284,9 @@ def test_layers_are_stacked(tmp_path: Path) -> None:
     np.testing.assert_array_equal(loaded["w"], np.stack([it["w"].T for it in layers]))
 
 
+@pytest.mark.skipif(
+    importlib.metadata.version("orbax-checkpoint") == "0.12.0", reason="it cannot save one"
+)
 def test_a_leaf_alone(tmp_path: Path) -> None:
     ocp_v1.save_pytree(tmp_path / "a", jnp.arange(5))
     np.testing.assert_array_equal(treepack.load(tmp_path / "a"), np.arange(5))

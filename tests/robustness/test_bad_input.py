@@ -386,7 +386,9 @@ def test_what_the_data_are_comes_first(load: Any):
         treepack.DecodeError, match=r"^the data looks like an HTML page: [^;]*; look[^;]* \(byte 1"
     ):
         load(b"<!DOCTYPE html>")
-    with pytest.raises(treepack.DecodeError, match=r"^the data .*\(0 bytes\) \(byte 0"):
+    with pytest.raises(
+        treepack.DecodeError, match=r"^the data .*\(0 bytes\): send or read it again \(byte 0"
+    ):
         load(b"")
 
 

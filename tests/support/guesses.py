@@ -107,7 +107,7 @@ NAMES: list[Row] = [
     ),
     (
         "run('info', 'model', 'params')",
-        r"whole file: write a\W+part to a file by `treepack get FILE PATH TARGET",
+        r"whole file: write a\W+part\W+to a file by `treepack get FILE PATH TARGET",
         ["run('get', 'model', 'params', 'part')", "run('info', 'part')"],
     ),
 ]

@@ -125,13 +125,15 @@ class Command(TyperCommand):
             hint = ""
             if option is not None:
                 hint = _hint(_OPTIONS.get(self.name, {}) | _OPTIONS[None], option)
+                error.message = f"No such option: {option}" if hint else error.message
             elif "extra argument" in error.message:
                 hint = _extra(str(self.name), given)
             elif getattr(error, "param", None) is not None and not error.message:
                 hint = _ARGUMENTS.get(error.param.name, "")
             if hint:
                 # A sentence about a missing argument comes before its message.
-                text = f"{error.message}: {hint}" if error.message else hint[0].upper() + hint[1:]
+                message = error.message.rstrip(".")
+                text = f"{message}: {hint}" if message else hint[0].upper() + hint[1:]
                 error.message, error.possibilities = text, None
             raise
 

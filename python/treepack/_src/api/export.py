@@ -110,8 +110,12 @@ _REMEDIES = {
     "unregistered type": "a node type among its arguments or results is not registered with "
     "jax.export: call treepack.register_tree on a tree with that type, both before saving and "
     "before loading",
-    "string keys": "jax.export saves only dicts with string keys: convert the keys of the "
-    "arguments and results to strings, or pass lists",
+    # The second is a text of jax 0.8.
+    **dict.fromkeys(
+        ("string keys", "non-string"),
+        "jax.export saves only dicts with string keys: convert the keys of the arguments and "
+        "results to strings, or pass lists",
+    ),
     "6-month": "jax reads the exports of the last six months: export the function again from its "
     "code, or set JAX_EXPORT_DESERIALIZE_EXPIRED_VERSIONS=1",
 }

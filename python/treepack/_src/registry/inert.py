@@ -223,9 +223,13 @@ def _is_state(_: type, static: Any) -> bool:
 
 
 def _is_object(ty: type, static: Any) -> bool:
-    if type(static) is not tuple or [type(part) for part in static] != [tuple] * 3:
+    kinds = [*map(type, static)] if type(static) is tuple else []
+    if kinds == [tuple] * 2 and _is_variable(ty, static[1]):  # of older versions of flax
+        names = [*static[0], *(name for name, _ in static[1])]
+    elif kinds == [tuple] * 3:
+        names = [*static[0], *static[1]]
+    else:
         return False
-    names = [*static[0], *static[1]]
     return all(
         type(name) is int
         or (type(name) is str and not name.startswith("__") and not has_setter(ty, name))
