@@ -44,6 +44,7 @@ OPTIONS = [
     Option("mesh spec partition_spec", "sharding", "pass sharding=NamedSharding(mesh, spec)"),
     Option("keep max_to_keep keep_last", "durable", "treepack.Series(path, keep=...) takes it"),
     Option("obj pytree params state model", "separator", "pass the tree as the second argument"),
+    Option("target template", "separator", "pass the tree as the second argument"),
     Option("f file filename file_path fname", "tree", "pass the path as the first argument"),
     Option("f file filename file_path fname", "path", "pass the path as the first argument"),
     Option("ignore skip skip_keys", "exclude", "pass exclude="),
@@ -136,7 +137,6 @@ OPTIONS = [
         "partial partial_restore ignore_missing allow_missing", "missing", 'pass missing="target"'
     ),
     Option("restore_args shapes dtypes", "target", "pass jax.ShapeDtypeStructs as target="),
-    Option("target template", "separator", "pass the tree as the second argument"),
     Option("path format", "tree", "treepack.save(path, tree, ...) takes it"),
     Option(
         "select exclude target template dtype arrays sharding strict cast copy verify on_corrupt",
@@ -171,118 +171,92 @@ OPTIONS = [
 ]
 
 
-_SERIES = by_name(
-    {
-        "restore load": "use resume(target), or treepack.load(run.path(step), target)",
-        "latest_step all_steps latest last last_step": "use steps(), as in run.steps()[-1]",
-        "wait_until_finished close": "use wait()",
-        "best_step": "use best()",
-        "delete remove rm": "use keep=treepack.Keep(...), which removes the others",
-        "[]": "steps() lists its checkpoints, and treepack.load(run.path(step)) loads one",
-    }
-)
-_PUBLISHER = by_name(
-    {
-        "publish send put update save write set": "use push(tree, version=...)",
-        "close wait": "leave it out: a version is published once push returns",
-        "latest version versions": "a Subscriber of its directory has latest()",
-        "[]": "a Subscriber of its directory reads the versions",
-    }
-)
-_SUBSCRIBER = by_name(
-    {
-        "get receive recv read poll pull load fetch": "use latest(template), or wait(template)",
-        "subscribe next listen": "use wait(template), which waits for a newer version",
-        "close": "leave it out: it holds no connection",
-        "version versions": "use latest(template), whose first result is the version",
-        "[]": "call wait(template) for each newer version",
-    }
-)
-_SAVING = by_name(
-    {
-        "join get value finish wait_until_finished block_until_ready": "use result(), which waits",
-        "is_done ready finished": "use done()",
-    }
-)
-_TREE = by_name(
-    {
-        "save write to_file copy_to": "use treepack.save(path, file)",
-        "read restore to_tree": "use load()",
-        "diff digest": "use the function of this name, as in treepack.digest(file)",
-        "verify": "use treepack.verify(path)",
-        "get_tensor get_slice f get_array": "use file[path]",
-        "files names paths": "use [path for path, _ in file.leaves()]",
-        "tree state_dict": "use load()",
-        "flatten arrays": "use dict(file.leaves())",
-        "select filter": "use load(select=...)",
-        "statistics shape dtype size": "look up an array in it, as by file[path]",
-    }
-)
-_VERIFICATION = by_name(
-    {
-        "corrupted damaged bad": "use corrupt",
-        "valid is_valid is_ok passed success": "use ok",
-        "status statuses": "use leaves, a dict of path and status",
-        "error errors failures failed": "use corrupt and damage",
-        "raise_for_status raise_ check": "treepack.load(path, verify=True) raises",
-    }
-)
-_DIFFERENCES = by_name(
-    {
-        "paths": "use [each.path for each in differences]",
-        "differences": "it is a list of the differences",
-        "summary text report": "use str(differences)",
-        "ok equal equals same identical is_equal": "use `not differences`: it lists them",
-    }
-)
-_STATISTICS = by_name(
-    {
-        "max amax": "use maximum",
-        "min amin": "use minimum",
-        "nans": "use nan",
-        "inf infs": "use infinite",
-        "count": "use size",
-        "average avg": "use mean",
-        "stddev sd": "use std",
-    }
-)
-_MAPPING = by_name(
-    {
-        "load open": "pass it as mapping= to the function of this name",
-        "apply convert transform map": "pass it as mapping= to treepack.load or treepack.save",
-        "keys items rules": "keep the dict of its rules",
-    }
-)
 # Names of Orbax's CheckpointManager and of other queues, and what replaces them, by our classes.
 OF_CLASSES = {
-    "Series": _SERIES,
-    "Publisher": _PUBLISHER,
-    "Subscriber": _SUBSCRIBER,
-    "Saving": _SAVING,
-    "Tree": _TREE,
-    "Verification": _VERIFICATION,
-    "Differences": _DIFFERENCES,
-    "Digest": by_name(
-        {"hex hexdigest digest": "use str(digest)", "[]": "leaves[path] is the digest of a leaf"}
-    ),
-    "Statistics": _STATISTICS,
-    "Report": by_name(
-        {
+    kind: by_name(rows)
+    for kind, rows in {
+        "Series": {
+            "restore load": "use resume(target), or treepack.load(run.path(step), target)",
+            "latest_step all_steps latest last last_step": "use steps(), as in run.steps()[-1]",
+            "wait_until_finished close": "use wait()",
+            "best_step": "use best()",
+            "delete remove rm": "use keep=treepack.Keep(...), which removes the others",
+            "[]": "steps() lists its checkpoints, and treepack.load(run.path(step)) loads one",
+        },
+        "Publisher": {
+            "publish send put update save write set": "use push(tree, version=...)",
+            "close wait": "leave it out: a version is published once push returns",
+            "latest version versions": "a Subscriber of its directory has latest()",
+            "[]": "a Subscriber of its directory reads the versions",
+        },
+        "Subscriber": {
+            "get receive recv read poll pull load fetch": "use latest(template), or wait(template)",
+            "subscribe next listen": "use wait(template), which waits for a newer version",
+            "close": "leave it out: it holds no connection",
+            "version versions": "use latest(template), whose first result is the version",
+            "[]": "call wait(template) for each newer version",
+        },
+        "Saving": {
+            "join get value finish wait_until_finished "
+            "block_until_ready": "use result(), which waits",
+            "is_done ready finished": "use done()",
+        },
+        "Tree": {
+            "save write to_file copy_to": "use treepack.save(path, file)",
+            "read restore to_tree": "use load()",
+            "diff digest": "use the function of this name, as in treepack.digest(file)",
+            "verify": "use treepack.verify(path)",
+            "get_tensor get_slice f get_array": "use file[path]",
+            "files names paths": "use [path for path, _ in file.leaves()]",
+            "tree state_dict": "use load()",
+            "flatten arrays": "use dict(file.leaves())",
+            "select filter": "use load(select=...)",
+            "statistics shape dtype size": "look up an array in it, as by file[path]",
+        },
+        "Verification": {
+            "corrupted damaged bad": "use corrupt",
+            "valid is_valid is_ok passed success": "use ok",
+            "status statuses": "use leaves, a dict of path and status",
+            "error errors failures failed": "use corrupt and damage",
+            "raise_for_status raise_ check": "treepack.load(path, verify=True) raises",
+        },
+        "Differences": {
+            "paths": "use [each.path for each in differences]",
+            "differences": "it is a list of the differences",
+            "summary text report": "use str(differences)",
+            "ok equal equals same identical is_equal": "use `not differences`: it lists them",
+        },
+        "Digest": {
+            "hex hexdigest digest": "use str(digest)",
+            "[]": "leaves[path] is the digest of a leaf",
+        },
+        "Statistics": {
+            "max amax": "use maximum",
+            "min amin": "use minimum",
+            "nans": "use nan",
+            "inf infs": "use infinite",
+            "count": "use size",
+            "average avg": "use mean",
+            "stddev sd": "use std",
+        },
+        "Report": {
             "missing ignored initialized": "use kept",
             "mismatched": "use kept, or mismatched= of load",
             "extra unused": "use unexpected",
             "restored": "use loaded",
             "damaged corrupted": "use corrupt",
-        }
-    ),
-    "Mapping": _MAPPING,
-    "LazyArray": by_name(
-        {
+        },
+        "Mapping": {
+            "load open": "pass it as mapping= to the function of this name",
+            "apply convert transform map": "pass it as mapping= to treepack.load or treepack.save",
+            "keys items rules": "keep the dict of its rules",
+        },
+        "LazyArray": {
             "load read array value": "read it by array[...], or a part by array[:10]",
             "at": "use jax.numpy.asarray(array).at",
             "sharding": "treepack.abstract(path) has that of the save",
-        }
-    ),
+        },
+    }.items()
 }
 
 MODULE = by_name(
