@@ -21,7 +21,7 @@ import tiers
 import treepack
 import treepack._core as core
 from support import s3
-from treepack._src.publishing.versions import HEAD, Versions
+from treepack._src.claims.versions import HEAD, Versions
 from treepack._src.storage.address import Address
 from trees import assert_same
 

@@ -19,9 +19,9 @@ import pytest
 import treepack
 from treepack import serialization
 from treepack._src.claims.directory import RemoteDirectory, interrupted
+from treepack._src.claims.versions import Versions
 from treepack._src.processes.group import Group, _Rounds
 from treepack._src.publishing import publisher
-from treepack._src.publishing.versions import Versions
 from treepack._src.pytree import handlers
 from treepack._src.pytree.containers import NAMEDTUPLE
 from treepack._src.registry import names, nodes, unregistered

@@ -51,6 +51,37 @@ class Identity(NamedTuple):
     all: str
     leaves: list[tuple[str, str]]
 
+    @classmethod
+    def of(
+        cls,
+        path: Address,
+        saved: Saved,
+        writing: Writing,
+        tree: int,
+        manifest: core.Manifest,
+        arrays: Sequence[Any],
+    ) -> Identity:
+        sums = [_checksum(array) for array in arrays]
+        options = {
+            "compress": writing.compress
+            if writing.compress == "numbers"
+            else bool(writing.compress),
+            "level": None if writing.level is None else operator.index(writing.level),
+            "align": operator.index(writing.align),
+            "durable": bool(writing.durable),
+            "static": saved.static,
+        }
+        skeleton = manifest.with_files(manifest.files)
+        return cls(
+            path.spellings(),
+            saved.step,
+            options,
+            "" if saved.metadata is None else _sum_of(core.encode_value(saved.metadata)),
+            tree,
+            _sum_of(skeleton, json.dumps(sums).encode()),
+            _leaf_sums(manifest, sums),
+        )
+
     def summary(self) -> dict[str, Any]:
         return {**self._asdict(), "leaves": []}
 
@@ -104,34 +135,6 @@ class Identity(NamedTuple):
 _ANOTHER_TREE = (
     "process {} saved a different tree than process 0, or arrays that are only on its own devices"
 )
-
-
-def identity_of(
-    path: Address,
-    saved: Saved,
-    writing: Writing,
-    tree: int,
-    manifest: core.Manifest,
-    arrays: Sequence[Any],
-) -> Identity:
-    sums = [_checksum(array) for array in arrays]
-    options = {
-        "compress": writing.compress if writing.compress == "numbers" else bool(writing.compress),
-        "level": None if writing.level is None else operator.index(writing.level),
-        "align": operator.index(writing.align),
-        "durable": bool(writing.durable),
-        "static": saved.static,
-    }
-    skeleton = manifest.with_files(manifest.files)
-    return Identity(
-        path.spellings(),
-        saved.step,
-        options,
-        "" if saved.metadata is None else _sum_of(core.encode_value(saved.metadata)),
-        tree,
-        _sum_of(skeleton, json.dumps(sums).encode()),
-        _leaf_sums(manifest, sums),
-    )
 
 
 def _leaf_sums(manifest: core.Manifest, sums: list[str | None]) -> list[tuple[str, str]]:

@@ -7,9 +7,10 @@ from typing import Any, Never, Unpack
 
 from treepack._src.advice import Advising
 from treepack._src.api.files import load
+from treepack._src.claims.versions import Head, Versions
+from treepack._src.layouts.layout import Encoding
 from treepack._src.options import ChoiceOptions, Static, StorageOptions, Template, takes
 from treepack._src.printable import warn
-from treepack._src.publishing.versions import Head, Versions
 from treepack._src.runs.steps import checked
 from treepack._src.storage.address import Location
 from treepack.errors import BusyError, CorruptionError, TreepackError
@@ -98,7 +99,7 @@ class Publisher(Advising):
         with self._versions.turn(number):
             is_repeated = self._settle(number)
             head = self._loaded()
-            patch, content = head.encoded(tree, static)
+            patch, content = Encoding.patched(tree, static, head.content)
             if is_repeated and head.content is not None:
                 if not head.holds(content):
                     raise TreepackError(f"version {number} was published with another tree")

@@ -22,7 +22,7 @@ from treepack._src.claims.directory import (
     Written,
     writer,
 )
-from treepack._src.claims.identity import Identity, identity_of
+from treepack._src.claims.identity import Identity
 from treepack._src.interop import jax as _jax
 from treepack._src.layouts.layout import Encoding
 from treepack._src.options import Progress, Saved, Writing
@@ -95,7 +95,7 @@ class ShardedWrite:
             self._plan = zlib.crc32(kind.encode(), self._plan)
         self._identity: Identity | None = None  # for other processes
         if count > 1:
-            self._identity = identity_of(
+            self._identity = Identity.of(
                 path, saved, self._writing, self._plan, self._draft, arrays
             )
         mine: list[tuple[list[str], Any]] = []  # without the texts of paths, which may be long

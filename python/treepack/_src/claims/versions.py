@@ -9,20 +9,30 @@ A version has an anchor, a patch or both, which give the same bytes.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
+import json
 import re
 import secrets
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+import zlib
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import treepack._core as core
 from treepack._src.checkpoint.file import open
-from treepack._src.claims.ledger import Ledger
-from treepack._src.layouts.layout import Encoding
-from treepack._src.options import Static, StorageOptions
-from treepack._src.storage.address import Location
+from treepack._src.claims.directory import writer
+from treepack._src.claims.lease import Permit
+from treepack._src.options import Opening, StorageOptions, check_in_time
+from treepack._src.storage.address import Address, Location
+from treepack._src.storage.content import content_of
+from treepack._src.storage.foreign import substitute
+from treepack._src.storage.naming import naming
+from treepack._src.storage.store import ConditionError
+from treepack._src.storage.write import pieces
+from treepack._src.tasks import Turns
 from treepack.errors import (
+    BusyError,
     CorruptionError,
     NewerVersionError,
     NoManifestError,
@@ -47,6 +57,11 @@ class Anchor(NamedTuple):
     nbytes: int
     crc: int
 
+    @classmethod
+    def of(cls, content: core.Content) -> Anchor:
+        crc = functools.reduce(lambda crc, piece: zlib.crc32(piece, crc), pieces(content), 0)
+        return cls(content.nbytes, crc)
+
 
 class Version(NamedTuple):
     name: str
@@ -60,7 +75,7 @@ class Head(NamedTuple):
     Attributes:
       versions: Oldest first.
       data: Its bytes; `None` if nothing was published.
-      mark: For `Ledger.replace`, if it was read.
+      mark: For `Versions.replace`, if it was read.
       content: The encoding of the newest version, if it is in memory.
     """
 
@@ -81,30 +96,33 @@ class Head(NamedTuple):
     def newest(self) -> str:
         return f"version {self.number}" if self.versions else "no version"
 
-    def encoded(self, tree: Any, static: Static) -> tuple[core.Content, core.Content]:
-        return Encoding.patched(tree, static, self.content)
-
     def holds(self, content: core.Content) -> bool:
-        return self.content is not None and Ledger.sum_of(content) == Ledger.sum_of(self.content)
+        return self.content is not None and Anchor.of(content) == Anchor.of(self.content)
 
 
 class Versions:
-    Changed: ClassVar[type[Exception]] = Ledger.Changed
+    """Needs a `turn` to replace the head; in a store, `replace` raises `Changed` if another did."""
+
+    Changed: ClassVar[type[Exception]] = ConditionError
 
     def __init__(self, path: Location, storage_options: StorageOptions):
-        self._ledger = Ledger(path, storage_options, HEAD)
+        self._path = Address.of(path, storage_options).fixed()
+        self._head = self._path / HEAD
+        self._permit = Permit()
+        self._turns = Turns()
 
     def __str__(self) -> str:
-        return str(self._ledger)
+        return self._path.shown
 
     def head(self) -> Head:
-        versions, data, mark = self._ledger.head(_versions)
-        return Head(versions or (), data, mark)
+        data, mark = self._head.versioned()
+        with naming(self._head):
+            return Head(() if data is None else _versions(data), data, mark)
 
     def other_content(self) -> str | None:
         """Describes the directory if it has other checkpoints in place of versions."""
         try:
-            with open(self._ledger.path):
+            with open(self._path):
                 return "it is a checkpoint itself: load it"
         except NoManifestError as error:
             text = "it has checkpoints, such as those of a Series: treepack.load reads one"
@@ -122,28 +140,40 @@ class Versions:
         if is_anchor:
             version = head.versions[start]
             _check_size(version, max_size)
-            content = self._read_anchor(version, max_size)
+            content = self._read(f"{version.name}.treepack", None, max_size, version.anchor)
         for version in head.versions[start + 1 :]:
-            content = self._ledger.read(f"{version.name}.patch", content, max_size)
+            content = self._read(f"{version.name}.patch", content, max_size)
         return head._replace(content=content)
 
-    def _read_anchor(self, version: Version, max_size: int | None) -> core.Content:
-        def check(content: core.Content) -> None:
-            found, expected = Ledger.sum_of(content), tuple(version.anchor or ())
-            if found != expected:
+    def _read(
+        self,
+        name: str,
+        base: core.Content | None,
+        max_size: int | None,
+        expected: Anchor | None = None,
+    ) -> core.Content:
+        path = self._path / name
+        with naming(path):
+            content = content_of(path, Opening(mmap=False, base=base, max_size=max_size))
+            if expected is not None and (found := Anchor.of(content)) != expected:
                 raise CorruptionError(
-                    f"the anchor is damaged: expected the size and CRC-32 {expected}, found "
-                    f"{found}; wait for the next one"
+                    "the anchor is damaged: expected the size and CRC-32 "
+                    f"{tuple(expected)}, found {tuple(found)}; wait for the next one"
                 )
+            return content
 
-        return self._ledger.read(f"{version.name}.treepack", None, max_size, check)
-
-    def turn(self, number: int) -> AbstractContextManager[None]:
-        return self._ledger.turn(
-            "publisher",
-            f"version {number} is pushed while this thread pushes another, which a signal "
-            "handler interrupted: push it afterwards",
-        )
+    @contextlib.contextmanager
+    def turn(self, number: int) -> Iterator[None]:
+        """Keeps out other threads and, by the lease of a local directory, other jobs."""
+        check_in_time()
+        with self._turns.taken() as is_taken:
+            if not is_taken:
+                raise BusyError(
+                    f"version {number} is pushed while this thread pushes another, which a signal "
+                    "handler interrupted: push it afterwards"
+                )
+            with Permit.taken(self._path, "publisher") as self._permit:
+                yield
 
     def write(
         self,
@@ -161,35 +191,51 @@ class Versions:
         anchor = None
         if not has_patch or len(old) - anchors[-1] >= anchor_every:
             anchors.append(len(old))
-            anchor = Anchor(*Ledger.sum_of(content))
-            self._ledger.write(f"{name}.treepack", content, durable=durable)
+            anchor = Anchor.of(content)
+            (self._path / f"{name}.treepack").write_content(content, durable=durable)
         if has_patch:
-            self._ledger.write(f"{name}.patch", patch, durable=durable)
+            (self._path / f"{name}.patch").write_content(patch, durable=durable)
         versions = [*old, Version(name, patch.nbytes if has_patch else None, anchor)]
         first, *rest = versions[anchors[-_ANCHORS:][0] :]
         versions = [first._replace(patch=None), *rest]
         fields = [version._asdict() for version in versions]
-        data = Ledger.encoded({"treepack_versions": _FORMAT, "versions": fields})
-        return Head((*versions,), data, content=content)
+        head_fields = {"treepack_versions": _FORMAT, "versions": fields, "writer": writer()}
+        return Head((*versions,), json.dumps(head_fields).encode(), content=content)
 
     def replace(self, before: Head, head: Head, *, durable: bool) -> None:
         assert head.data is not None, "`write` has returned it"
-        self._ledger.replace(head.data, before.mark, durable=durable)
+        self._permit.commit(self._head, head.data, before.mark, durable=durable)
 
     def tidy(self, head: Head) -> None:
+        """Removes the objects that a head does not name, and files of killed publishers."""
+        if not self._permit.is_held:  # then that job does it
+            return
         kept = {f"{version.name}.treepack" for version in head.versions}
         kept |= {f"{version.name}.patch" for version in head.versions if version.patch is not None}
-        self._ledger.tidy(_OBJECT, kept)
+        gone = []
+        for entry in self._path.entries():
+            if re.fullmatch(_OBJECT, entry.name) and entry.name not in kept:
+                gone.append(entry.name)
+            elif entry.is_temporary:
+                (self._path / entry.name).remove_dead()
+        self._path.remove_files(gone)
 
 
 def _number(name: str) -> int:
     return int(name.partition("-")[0].removeprefix("version_"))
 
 
-def _versions(head: Any) -> tuple[Version, ...]:
-    if head["treepack_versions"] > _FORMAT:
-        raise NewerVersionError("a newer treepack wrote it: upgrade treepack")
-    versions = tuple(map(_version, head["versions"]))
+def _versions(data: bytes) -> tuple[Version, ...]:
+    try:
+        head = json.loads(data)
+        if head["treepack_versions"] > _FORMAT:
+            raise NewerVersionError("a newer treepack wrote it: upgrade treepack")
+        versions = tuple(map(_version, head["versions"]))
+    except TreepackError:
+        raise
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        text = f"it is {substitute(data) or f'not a head of published versions: {error}'}"
+        raise CorruptionError(text) from error
     numbers = [_number(version.name) for version in versions]
     is_sorted = all(earlier < later for earlier, later in itertools.pairwise(numbers))
     if not versions or versions[0].anchor is None or not is_sorted:
