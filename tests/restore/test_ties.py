@@ -17,7 +17,7 @@ from flax import serialization as flax_serialization
 import treepack
 from treepack import serialization
 from treepack._src.pytree.ties import tied
-from treepack._src.registry.left_out import LeftOut
+from treepack._src.registry.placeholders import LeftOut
 from treepack._src.restore import ties as restored_ties
 
 

@@ -134,14 +134,6 @@ def _is_buffer(value: Any) -> bool:
     return True
 
 
-def _has_array(value: Any) -> bool:
-    return hasattr(type(value), "__array__")
-
-
-def _is_named_function(value: Any) -> bool:
-    return callable(value) and hasattr(value, "__name__")
-
-
 def _is_key(value: Any) -> bool:
     return type(value).__module__.startswith("jax") and type(value).__name__ in _KEYS
 
@@ -205,14 +197,14 @@ _REMEDIES: list[tuple[Any, str]] = [
     ),
     (instance_of("jax.sharding", "Sharding"), "pass it as metadata="),
     (
-        _has_array,
+        lambda value: hasattr(type(value), "__array__"),
         "save numpy.asarray(...) of it, or jax.numpy.from_dlpack(...) if an accelerator has it",
     ),
     (has_array_protocol, "save numpy.from_dlpack(...) or jax.numpy.from_dlpack(...) of it"),
     (memoryview, "its format and shape would be lost: save numpy.asarray(...) of it"),
     (_is_buffer, "save numpy.asarray(...) of it"),
     (
-        _is_named_function,
+        lambda value: callable(value) and hasattr(value, "__name__"),
         "functions are code; keep it in a static field, or a jax.tree_util.Partial, and call "
         "treepack.register_function on it",
     ),

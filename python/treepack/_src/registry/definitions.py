@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from treepack._src.interop import flax
 from treepack._src.interop import jax as _jax
 from treepack._src.leaves.leaves import as_plain
-from treepack._src.registry.fields import fields_of, from_fields
+from treepack._src.registry.fields import field_names, fields_of, from_fields
 from treepack._src.registry.library_types import library_name
 from treepack._src.registry.names import Names, default_name, reads_nothing
 
@@ -89,23 +89,15 @@ def parts_of(value: Any) -> Any:
         return None
     if isinstance(value, tuple) and not _jax.is_namedtuple(ty):
         return tuple(tuple.__iter__(value))
-    return fields_of(value) if all(hasattr(value, name) for name in _fields(ty)) else None
+    return fields_of(value) if all(hasattr(value, name) for name in field_names(ty)) else None
 
 
 def more_attributes(value: Any) -> list[str]:
     """Returns the attributes that are not fields, which a value of the definition would lose."""
     if isinstance(value, enum.Enum):
         return []
-    fields = _fields(type(value))
+    fields = {*field_names(type(value))}
     return [name for name in attributes(value) if name not in fields]
-
-
-def _fields(ty: Any) -> set[str]:
-    if issubclass(ty, tuple):
-        return {*ty._fields} if _jax.is_namedtuple(ty) else set()
-    return (
-        {field.name for field in dataclasses.fields(ty)} if dataclasses.is_dataclass(ty) else set()
-    )
 
 
 def part_of(value: Any, name: str) -> tuple[Any] | None:
@@ -121,7 +113,7 @@ def part_of(value: Any, name: str) -> tuple[Any] | None:
         index = int(name) if name.isdecimal() and len(name) < _MOST_DIGITS else -1
         is_item = 0 <= index < base.__len__(value) and str(index) == name
         return (base.__getitem__(value, index),) if is_item else None
-    if not is_definition(ty) or name not in {field.name for field in dataclasses.fields(ty)}:
+    if not is_definition(ty) or name not in field_names(ty):
         return None
     return (getattr(value, name),) if hasattr(value, name) else None
 

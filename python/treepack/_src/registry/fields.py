@@ -73,19 +73,19 @@ def dataclass_fields(nodetype: Any) -> Sequence[dataclasses.Field[Any]]:
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in _field_names(type(value))}
+    return {name: getattr(value, name) for name in field_names(type(value))}
 
 
-def _field_names(ty: Any) -> list[str]:
+def field_names(ty: Any) -> list[str]:
     if issubclass(ty, tuple):
-        return list(ty._fields)
-    return [field.name for field in dataclasses.fields(ty)]
+        return list(getattr(ty, "_fields", ()))
+    return [field.name for field in dataclass_fields(ty)]
 
 
 def from_fields(ty: Any, fields: dict[str, Any]) -> Any:
     if type(fields) is not dict:  # lookups in other types may be slow
         raise ValueError(f"expected a dict of fields, found {type(fields).__name__}")
-    names = _field_names(ty)
+    names = field_names(ty)
     defaults = {name: default_of(ty, name) for name in names if name not in fields}
     if not fields.keys() <= set(names) or not all(defaults.values()):
         raise ValueError(f"expected the fields {sorted(names)}, found {sorted(fields)}")
@@ -102,7 +102,7 @@ def default_of(ty: Any, name: str) -> list[Callable[[], Any]]:
     named: dict[str, Any] = getattr(ty, "_field_defaults", {})
     if name in named:
         return [lambda: named[name]]
-    for field in dataclasses.fields(ty) if dataclasses.is_dataclass(ty) else ():
+    for field in dataclass_fields(ty):
         if field.name != name:
             continue
         factory = field.default_factory

@@ -13,8 +13,8 @@ from treepack._src.pytree.kinds import flatten
 from treepack._src.registry import placeholders as _placeholders
 from treepack._src.registry.fields import Fields, dataclass_fields, fields_of
 from treepack._src.registry.inert import is_given, is_inert, storing
-from treepack._src.registry.left_out import KEEPS_ALL, LeftOut
 from treepack._src.registry.names import default_name
+from treepack._src.registry.placeholders import KEEPS_ALL, LeftOut
 from treepack._src.registry.types import (
     NodeType,
     Parts,

@@ -20,9 +20,9 @@ from treepack._src.registry.codec import as_parts, checked_factory, exactly, is_
 from treepack._src.registry.definitions import AUXDATA
 from treepack._src.registry.fields import Fields
 from treepack._src.registry.inert import checked_keys
-from treepack._src.registry.left_out import LeftOut
 from treepack._src.registry.library_types import find
 from treepack._src.registry.names import default_name
+from treepack._src.registry.placeholders import LeftOut
 from treepack._src.registry.types import (
     TYPES,
     NodeType,

@@ -13,10 +13,36 @@ import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.interop import equinox, flax
 from treepack._src.interop.libraries import library_at
+from treepack._src.options import Static, check
+from treepack._src.pytree.ties import ties_of
 from treepack._src.registry.code import holds_arrays, is_code
 from treepack._src.registry.definitions import name_and_parts
-from treepack._src.registry.left_out import LeftOut
 from treepack._src.registry.names import OlderDefinitionError
+
+
+class LeftOut:
+    """Which static data and code one save leaves out, and which nodes it meets again.
+
+    `Recorder` (`nodes.py`) is the form for the core, which calls `ties` after its walk.
+    """
+
+    def __init__(self, static: Static = "error"):
+        check("static", static)
+        self.static = static
+        self.has_code = False
+        self._met: set[int] = set()
+        self._has_ties = False
+
+    def meet(self, node: Any) -> None:
+        if flax.is_graph_node_type(type(node)):
+            self._has_ties |= id(node) in self._met
+            self._met.add(id(node))
+
+    def ties(self, tree: Any) -> list[tuple[str, str]]:
+        return ties_of(tree) if self._has_ties else []
+
+
+KEEPS_ALL = LeftOut()
 
 
 class Placeholder(NamedTuple):

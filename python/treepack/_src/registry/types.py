@@ -14,7 +14,6 @@ from treepack._src.pytree.handlers import handlers_of
 from treepack._src.pytree.kinds import flatten, kind_of
 from treepack._src.registry import placeholders as _placeholders
 from treepack._src.registry.fields import Fields, default_of
-from treepack._src.registry.left_out import LeftOut
 from treepack._src.registry.names import Names, reads_nothing
 from treepack.errors import UnregisteredTypeError
 
@@ -56,7 +55,7 @@ class NodeType(NamedTuple):
 
     ty: type
     name: str
-    flatten: Callable[[Any, LeftOut], tuple[bytes, dict[str, Any]]]
+    flatten: Callable[[Any, _placeholders.LeftOut], tuple[bytes, dict[str, Any]]]
     unflatten: Callable[[Any, list[str], list[Any]], Any]
     unflatten_abstract: Callable[[Any, list[str], list[Any]], Any]
     decode: Callable[[bytes], Any] = core.decode_value
