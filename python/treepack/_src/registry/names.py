@@ -10,7 +10,17 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import (
+    Any,
+    Concatenate,
+    Generic,
+    NamedTuple,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    cast,
+    overload,
+)
 
 from treepack._src.advice import advised
 from treepack._src.printable import warn
@@ -65,13 +75,25 @@ class _Registering:
 registering = _Registering()
 
 
-F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+
+# A class or a function.
+D = TypeVar("D", bound=Callable[..., Any])
 
 
-def or_decorator(register: F) -> F:
-    first, *_ = inspect.signature(register).parameters
+class _Decorating(Protocol[P]):
+    @overload
+    def __call__(self, thing: D, /, *args: P.args, **options: P.kwargs) -> D: ...
 
-    register = advised(register)
+    @overload
+    def __call__(
+        self, thing: None = None, /, *args: P.args, **options: P.kwargs
+    ) -> Callable[[D], D]: ...
+
+
+def or_decorator(function: Callable[Concatenate[Any, P], Any]) -> _Decorating[P]:
+    first, *_ = inspect.signature(function).parameters
+    register = advised(function)
 
     @functools.wraps(register)
     def call(*given: Any, **options: Any) -> Any:
@@ -80,7 +102,7 @@ def or_decorator(register: F) -> F:
             return lambda thing: register(thing, *given[1:], **options)
         return register(thing, *given[1:], **options)
 
-    return cast("F", call)
+    return cast("_Decorating[P]", call)
 
 
 def check_is_type(thing: Any) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypedDict, TypeVar, Unpack, overload
+from typing import Any, TypeVar
 
 import treepack._core as core
 from treepack._src.advice import advised
@@ -19,33 +19,6 @@ from treepack._src.registry.names import check_is_type, default_name, or_decorat
 from treepack._src.registry.types import TYPES, Upgrade, fields_text
 
 T = TypeVar("T", bound=type)
-
-
-class _Options(TypedDict, total=False):
-    serialized_name: str | None
-    aliases: Sequence[str]
-    version: int
-    upgrade: Upgrade | None
-
-
-@overload
-def register_dataclass(
-    nodetype: T,
-    data_fields: Sequence[str] | None = None,
-    meta_fields: Sequence[str] | None = None,
-    drop_fields: Sequence[str] = (),
-    **options: Unpack[_Options],
-) -> T: ...
-
-
-@overload
-def register_dataclass(
-    nodetype: None = None,
-    data_fields: Sequence[str] | None = None,
-    meta_fields: Sequence[str] | None = None,
-    drop_fields: Sequence[str] = (),
-    **options: Unpack[_Options],
-) -> Callable[[T], T]: ...
 
 
 @or_decorator
@@ -260,14 +233,6 @@ def register_node(
         if own is None:  # built-in types need no registration
             TYPES.add(nodetype, serialized_name, added, aliases)
     return nodetype
-
-
-@overload
-def register_namedtuple(nodetype: T, **options: Unpack[_Options]) -> T: ...
-
-
-@overload
-def register_namedtuple(nodetype: None = None, **options: Unpack[_Options]) -> Callable[[T], T]: ...
 
 
 @or_decorator

@@ -12,7 +12,7 @@ import enum
 import functools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any
 
 import treepack._core as core
 from treepack._src.interop import jax as _jax
@@ -46,32 +46,6 @@ from treepack._src.registry.names import (
 )
 from treepack._src.registry.types import TYPES
 from treepack.errors import DecodeError, TreepackError
-
-T = TypeVar("T", bound=type)
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-@overload
-def register_auxdata(
-    ty: T,
-    serialized_name: str | None = None,
-    encode: Callable[[Any], Any] | None = None,
-    decode: Callable[[Any], Any] | None = None,
-    *,
-    aliases: Sequence[str] = (),
-) -> T: ...
-
-
-@overload
-def register_auxdata(
-    ty: None = None,
-    serialized_name: str | None = None,
-    encode: Callable[[Any], Any] | None = None,
-    decode: Callable[[Any], Any] | None = None,
-    *,
-    aliases: Sequence[str] = (),
-) -> Callable[[T], T]: ...
 
 
 @or_decorator
@@ -164,18 +138,6 @@ def register_fields(ty: Any, name: str, aliases: Sequence[str]) -> None:
         return
     by_name = Auxdata(fields_of, functools.partial(from_fields, ty), by_program=False)
     AUXDATA.add(ty, name, by_name, aliases)
-
-
-@overload
-def register_function(
-    function: F, *, serialized_name: str | None = None, aliases: Sequence[str] = ()
-) -> F: ...
-
-
-@overload
-def register_function(
-    function: None = None, *, serialized_name: str | None = None, aliases: Sequence[str] = ()
-) -> Callable[[F], F]: ...
 
 
 @or_decorator
