@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 import treepack
-from treepack._cli import maps, output, piped, runs, values
+from treepack._cli import maps, output, piped, values
 from treepack._cli.maps import MAP
 from treepack._src import formats
 from treepack._src.api.anything import open_anything
@@ -22,6 +22,7 @@ from treepack._src.printable import (
     size_text,
 )
 from treepack._src.runs.listing import run_at
+from treepack._src.storage.urls import shown
 
 _FILES = [each.kind for each in formats.known() if each.suffixes]
 _NAMED = [each.name for each in formats.known() if each.separators]
@@ -122,7 +123,7 @@ def ls(
         _list_nan(file, path, max_size, as_json=as_json)
         return
     if path == _ROOT and not mapping and (run := run_at(file, prefix)) is not None:
-        runs.show(file, run, as_json=as_json)
+        _list_run(file, run, as_json=as_json)
         return
     if prefix is not None and Path(file).is_file():
         raise ValueError("--prefix is for a run, and this is a file: leave it out")
@@ -153,6 +154,31 @@ def ls(
             output.rows(rows, _SIZES)
         if others := found.others:
             output.line(f"also there, in other formats: {', '.join(map(printable, others))}")
+
+
+def _list_run(name: str, run: Any, *, as_json: bool) -> None:
+    checkpoints = run.checkpoints()
+    if as_json:
+        rows = jsonable([checkpoint._asdict() for checkpoint in checkpoints])
+        output.json({"run": shown(name), "checkpoints": rows})
+        return
+    complete = sum(checkpoint.damage is None for checkpoint in checkpoints)
+    nbytes = sum(checkpoint.added or 0 for checkpoint in checkpoints)
+    summary = f"{complete} of {len(checkpoints)} checkpoints are complete, {size_text(nbytes)}"
+    output.line(f"{shown(name)}: {summary} (leaves not verified)", "bold")
+    output.rows(map(_checkpoint_row, checkpoints), frozenset({1}))
+
+
+def _checkpoint_row(checkpoint: Any) -> output.Row:
+    _, name, nbytes, added, saved, metrics, pinned, damage = checkpoint
+    text = " ".join(f"{printable(name)}={value:.6g}" for name, value in metrics.items())
+    if damage is not None:
+        text = f"not whole: {damage}"
+    size = "" if nbytes is None else size_text(nbytes)
+    if added != nbytes:
+        size += f", {size_text(added)} added"
+    cells = name, size, saved or "", "pinned" if pinned else "", text
+    return cells, ("bold", "green", "dim", "cyan", "" if damage is None else "red")
 
 
 def _list_nan(file: str, path: str, max_size: int | None, *, as_json: bool) -> None:
