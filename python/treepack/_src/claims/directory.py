@@ -249,18 +249,11 @@ class LocalDirectory(Directory):
             try:
                 self._lease.take(name)
             except OwnBusyError:
-                interrupted = [
-                    directory
-                    for directory in self._interrupted
-                    if isinstance(directory, LocalDirectory)
-                ]
-                if not (
-                    held := [
-                        directory._lease for directory in interrupted if directory._lease.is_held
-                    ]
-                ):
+                local = [each for each in self._interrupted if isinstance(each, LocalDirectory)]
+                held = next((each._lease for each in local if each._lease.is_held), None)
+                if held is None:
                     raise
-                self._lease, self._is_shared = held[0], True
+                self._lease, self._is_shared = held, True
             data, _ = self._manifest()
             self._before, self._replaced = _hash_of(data), _files_of(data) or set()
         except OSError as error:

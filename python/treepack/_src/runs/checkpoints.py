@@ -158,7 +158,7 @@ class Checkpoints:
                         "or save a later step"
                     )
                 same.path.remove()
-            elif same is not None and same.is_special:
+            elif same is not None and same.path.is_special():
                 same.path.remove()  # a save would write into the pipe or device
             yield check
 

@@ -73,10 +73,6 @@ class Folder:
     def is_local(self) -> bool:
         return self.directory.is_local
 
-    @property
-    def real(self) -> Address:
-        return self.directory.real()
-
     def name(self, step: object) -> str:
         return f"{self.begin}{_jax.fetched(step)}"
 
@@ -195,10 +191,6 @@ class CheckpointEntry:
     @property
     def is_sharded(self) -> bool:
         return self.is_directory and self.names().are_sharded
-
-    @property
-    def is_special(self) -> bool:
-        return self.path.is_special()
 
     @property
     def is_foreign(self) -> bool:

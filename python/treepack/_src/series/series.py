@@ -527,13 +527,12 @@ def _links(unchanged: str, full_every: int | None, sharded: bool | None) -> bool
 
 
 def _checked_fast(fast: str | os.PathLike[str], durable: Checkpoints) -> Checkpoints:
-    path = durable.folder
-    checkpoints = Checkpoints.of(fast, path.begin)
-    folder = checkpoints.folder
-    if not folder.is_local:
-        raise ValueError(f"fast must be a local directory, not the URL {folder.directory.shown!r}")
-    if folder.real == path.real:
-        raise ValueError(f"fast must be another directory than path, {path.directory.shown!r}")
+    checkpoints = Checkpoints.of(fast, durable.folder.begin)
+    here, there = checkpoints.folder.directory, durable.folder.directory
+    if not here.is_local:
+        raise ValueError(f"fast must be a local directory, not the URL {here.shown!r}")
+    if here.real() == there.real():
+        raise ValueError(f"fast must be another directory than path, {there.shown!r}")
     return checkpoints
 
 
