@@ -173,13 +173,12 @@ def _wait_for(manager: AsyncManager | None, checkpointer: Any) -> None:
 
 
 def _finish(
-    saving: Saving | None, commit: Callable[[], None] | None, manager: AsyncManager | None
+    saving: Saving | None, commit: Callable[[], None], manager: AsyncManager | None
 ) -> None:
     def work() -> None:
         if saving is not None:
             saving.result()
-        if commit is not None:
-            commit()
+        commit()
 
     if manager is None:
         work()
@@ -260,7 +259,7 @@ def save_checkpoint_multiprocess(
     how: Any = {**options, "background": async_manager is not None}
     if is_distributed(state):
         saving = save(path, state, sharded=True, static="error", **how)
-        _finish(saving, commit if is_first else None, async_manager)
+        _finish(saving, commit if is_first else lambda: None, async_manager)
     elif is_first:
         _finish(serialization.save_to_file(state, path, **how), commit, async_manager)
     return given.path(name).plain
