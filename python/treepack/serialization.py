@@ -280,18 +280,15 @@ def save_to_file(
         options.get("storage_options"),
         for_file="pass its path, or write the result of to_bytes(target) to it",
     )
-    progress = options.get("progress")
     check("background", background)
     saves = OneByOne(place)
     saves.wait()
-    if not background:
-        place.save(state_layout(target, align=writing.align), writing, progress)
-        return None
-    layout = state_layout(target, align=writing.align, snapshot=True)
+    layout = state_layout(target, align=writing.align, snapshot=background)
     # The program may change its working directory during the save.
-    write = functools.partial(place.absolute().save, layout, writing)
+    where = place.absolute() if background else place
+    write = functools.partial(where.save, layout, writing)
     del layout  # so that the traceback of an error does not hold it
-    return saves.run(place, write, progress, background=True)
+    return saves.run(place, write, options.get("progress"), background=background)
 
 
 @takes(FileReadOptions)
