@@ -121,11 +121,12 @@ def auxdata_with_placeholders(
 ) -> Any:
     if left_out.static == "error":
         return auxdata
-    labels = _labels(auxdata, fields, nodetype)
-    if labels is None:
+    named = _named(auxdata, fields, nodetype)
+    if named is None:
         return _with_placeholders(auxdata, [], left_out, where)
-    values = tuple(with_placeholders(labels.values(auxdata), left_out, where).values())
-    return (*auxdata[:-1], values) if labels.nested else values
+    by_name, is_nested = named
+    values = tuple(with_placeholders(by_name, left_out, where).values())
+    return (*auxdata[:-1], values) if is_nested else values
 
 
 def _with_placeholders(value: Any, path: list[str], left_out: LeftOut, where: str) -> Any:
@@ -195,33 +196,25 @@ def check_field(field: str, value: Any, where: str) -> None:
         raise TypeError(f"{where}the field {field!r}: {reason}{OR_SKIP}") from None
 
 
-def by_field(
-    auxdata: Any, fields: Sequence[str] | None, nodetype: type | None = None
-) -> dict[str, Any]:
-    labels = _labels(auxdata, fields, nodetype)
-    return {} if labels is None else labels.values(auxdata)
+def by_field(auxdata: Any, fields: Sequence[str] | None, nodetype: type | None) -> dict[str, Any]:
+    named = _named(auxdata, fields, nodetype)
+    return {} if named is None else named[0]
 
 
-class _Labels(NamedTuple):
-    names: Sequence[str]
-    nested: bool
-
-    def values(self, auxdata: Any) -> dict[str, Any]:
-        values = auxdata[-1] if self.nested else auxdata
-        return dict(zip(self.names, values, strict=True))
-
-
-def _labels(auxdata: Any, fields: Sequence[str] | None, nodetype: type | None) -> _Labels | None:
+def _named(
+    auxdata: Any, fields: Sequence[str] | None, nodetype: type | None
+) -> tuple[dict[str, Any], bool] | None:
+    """Returns static data by name, and whether they are only the last part of the auxdata."""
     if type(auxdata) is not tuple:
         return None
     if not fields and nodetype is not None:
         names = flax.static_names(nodetype, auxdata)
         if names is not None:
-            return _Labels(names, nested=True)
+            return dict(zip(names, auxdata[-1], strict=True)), True
         fields = equinox.static_names(nodetype)
     if not fields or len(auxdata) != len(fields):
         return None
-    return _Labels(fields, nested=False)
+    return dict(zip(fields, auxdata, strict=True)), False
 
 
 def _text_of(value: Any) -> str:
