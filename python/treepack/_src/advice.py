@@ -16,7 +16,8 @@ V = TypeVar("V", bound=Callable[..., Any])
 def unknown_option(verb: Callable[..., Any], name: str) -> TypeError:
     names = [each for each in inspect.signature(verb).parameters if each != "self"]
     near = difflib.get_close_matches(name, names, n=1)
-    hints = (row.hint for row in OPTIONS if name in row.names.split() and row.needed in names)
+    rows = ((needed, hint) for others, needed, hint in OPTIONS if name in others.split())
+    hints = (hint for needed, hint in rows if needed in names)
     hint = next(hints, f"is it {near[0]!r}?" if near else "")
     end = f": {hint}" if hint else f"; it has {', '.join(names) or 'none'}"
     return TypeError(f"{_name_of(verb)}() got an unexpected keyword argument {name!r}{end}")

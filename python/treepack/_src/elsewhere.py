@@ -3,171 +3,157 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 
 def by_name(rows: Mapping[str, str]) -> dict[str, str]:
     return {name: hint for names, hint in rows.items() for name in names.split()}
 
 
-class Option(NamedTuple):
-    names: str
-    needed: str
-    hint: str
-
-
-# The first that fits counts.
+# Options that verbs lack, an option that these verbs have, and a hint. The first row that fits
+# counts.
 OPTIONS = [
-    Option(
+    (
         "template item like abstract_state abstract_pytree args params state tree model",
         "on_corrupt",
         "pass it as target=",
     ),
-    Option("template item like tree state pytree params", "target", "pass it as target="),
-    Option("target item like abstract_state abstract_pytree", "template", "pass it as template="),
-    Option(
-        "overwrite force replace exist_ok mode", "durable", "leave it out: saving always replaces"
-    ),
-    Option(
+    ("template item like tree state pytree params", "target", "pass it as target="),
+    ("target item like abstract_state abstract_pytree", "template", "pass it as template="),
+    ("overwrite force replace exist_ok mode", "durable", "leave it out: saving always replaces"),
+    (
         "async_ async_save asynchronous is_async use_async use_thread block blocking",
         "background",
         "pass background=True to write in a thread",
     ),
-    Option("every every_n keep keep_every", "anchor_every", "pass anchor_every="),
-    Option("background", "version", "leave it out: push in a thread of your own"),
-    Option("metadata metrics", "version", "make it a leaf of the tree"),
-    Option("fsync sync flush", "durable", "pass durable=, whether to wait for the disk"),
-    Option("atomic", "durable", "leave it out: files are always replaced atomically"),
-    Option("checksum checksums crc", "durable", "leave it out: leaves always have checksums"),
-    Option("verify", "durable", "call treepack.verify(path) after the save"),
-    Option("sharding mesh", "sharded", "leave it out: arrays are saved as they are sharded"),
-    Option("mesh spec partition_spec", "sharding", "pass sharding=NamedSharding(mesh, spec)"),
-    Option("keep max_to_keep keep_last", "durable", "treepack.Series(path, keep=...) takes it"),
-    Option("obj pytree params state model", "separator", "pass the tree as the second argument"),
-    Option("target template", "separator", "pass the tree as the second argument"),
-    Option("f file filename file_path fname", "tree", "pass the path as the first argument"),
-    Option("f file filename file_path fname", "path", "pass the path as the first argument"),
-    Option("ignore skip skip_keys", "exclude", "pass exclude="),
-    Option("key keys prefix path_prefix only paths names tensors", "select", "pass select="),
-    Option("axis_resources shardings in_shardings out_shardings", "sharding", "pass sharding="),
-    Option(
+    ("every every_n keep keep_every", "anchor_every", "pass anchor_every="),
+    ("background", "version", "leave it out: push in a thread of your own"),
+    ("metadata metrics", "version", "make it a leaf of the tree"),
+    ("fsync sync flush", "durable", "pass durable=, whether to wait for the disk"),
+    ("atomic", "durable", "leave it out: files are always replaced atomically"),
+    ("checksum checksums crc", "durable", "leave it out: leaves always have checksums"),
+    ("verify", "durable", "call treepack.verify(path) after the save"),
+    ("sharding mesh", "sharded", "leave it out: arrays are saved as they are sharded"),
+    ("mesh spec partition_spec", "sharding", "pass sharding=NamedSharding(mesh, spec)"),
+    ("keep max_to_keep keep_last", "durable", "treepack.Series(path, keep=...) takes it"),
+    ("obj pytree params state model", "separator", "pass the tree as the second argument"),
+    ("target template", "separator", "pass the tree as the second argument"),
+    ("f file filename file_path fname", "tree", "pass the path as the first argument"),
+    ("f file filename file_path fname", "path", "pass the path as the first argument"),
+    ("ignore skip skip_keys", "exclude", "pass exclude="),
+    ("key keys prefix path_prefix only paths names tensors", "select", "pass select="),
+    ("axis_resources shardings in_shardings out_shardings", "sharding", "pass sharding="),
+    (
         "region endpoint endpoint_url anon key secret token profile credentials access_key_id",
         "storage_options",
         'pass it in storage_options=, as {"region": ...}',
     ),
-    Option(
-        "return_metadata with_metadata",
-        "on_corrupt",
-        "treepack.read_metadata(path) returns them",
-    ),
-    Option("compresslevel compression_level", "level", "pass level=, beside compress=True"),
-    Option("save_dtype param_dtype", "static", "cast the arrays before, as by jax.tree.map"),
-    Option("use_ocdbt use_zarr3 ocdbt", "durable", "leave it out: it is of Orbax's files"),
-    Option(
+    ("return_metadata with_metadata", "on_corrupt", "treepack.read_metadata(path) returns them"),
+    ("compresslevel compression_level", "level", "pass level=, beside compress=True"),
+    ("save_dtype param_dtype", "static", "cast the arrays before, as by jax.tree.map"),
+    ("use_ocdbt use_zarr3 ocdbt", "durable", "leave it out: it is of Orbax's files"),
+    (
         "compress compression decompress",
         "on_corrupt",
         "leave it out: compressed files are recognized",
     ),
-    Option("step", "on_corrupt", "load that step, as by treepack.load(run.path(step), target)"),
-    Option(
+    ("step", "on_corrupt", "load that step, as by treepack.load(run.path(step), target)"),
+    (
         "flat nested as_dict flatten",
         "on_corrupt",
         "dict(file.leaves()) of treepack.open(path) is flat",
     ),
-    Option("backend numpy return_numpy jax torch", "arrays", 'pass arrays="numpy" or "jax"'),
-    Option("framework framework_name", "arrays", 'pass arrays="numpy" or "jax"'),
-    Option("to map_location", "device", "pass device="),
-    Option("exclude select ignore", "state", "pass a part of the state"),
-    Option(
+    ("backend numpy return_numpy jax torch", "arrays", 'pass arrays="numpy" or "jax"'),
+    ("framework framework_name", "arrays", 'pass arrays="numpy" or "jax"'),
+    ("to map_location", "device", "pass device="),
+    ("exclude select ignore", "state", "pass a part of the state"),
+    (
         "loss accuracy acc val_loss eval_loss score reward metric",
         "metrics",
         'pass it in metrics=, such as metrics={"loss": loss}',
     ),
-    Option(
+    (
         "sharded unchanged fast keep every seconds prefix full_every storage_options",
         "metrics",
         "treepack.Series(path, ...) takes it",
     ),
-    Option("template target", "full_every", "resume takes it"),
-    Option(
+    ("template target", "full_every", "resume takes it"),
+    (
         "background compress level align durable metadata metrics local static",
         "full_every",
         "save of the series takes it",
     ),
-    Option("link incremental dedupe", "unchanged", 'pass unchanged="link"'),
-    Option("step", "version", "pass version="),
-    Option("version", "template", "only the newest version is read; pass newer_than= to wait"),
-    Option("timeout", "max_size", "leave it out: treepack.load and Subscriber.wait take it"),
-    Option("compress compression level", "described", "treepack.dumps takes compress="),
-    Option("dtype sharding device", "path_or_data", "treepack.load takes it"),
-    Option("select exclude", "path_or_data", "take the part of an open file: file[path]"),
-    Option("select exclude keys", "rtol", "compare parts of open files, as file[path]"),
-    Option("dtype cast", "static", "cast the arrays before, as by jax.tree.map"),
-    Option("mmap max_size storage_options", "on_corrupt", "treepack.open takes it"),
-    Option("leaves", "source", "use its result, such as digest.leaves or verify(path).leaves"),
-    Option("quiet verbose", "source", "leave it out: it prints nothing"),
-    Option("tolerance tol eps", "rtol", "pass rtol= or atol="),
-    Option("algorithm algo method", "source", "leave it out: there is one kind of digests"),
-    Option("keep_period", "best", "pass every="),
-    Option("expect digest", "source", "treepack.load and `treepack verify` have it"),
-    Option(
+    ("link incremental dedupe", "unchanged", 'pass unchanged="link"'),
+    ("step", "version", "pass version="),
+    ("version", "template", "only the newest version is read; pass newer_than= to wait"),
+    ("timeout", "max_size", "leave it out: treepack.load and Subscriber.wait take it"),
+    ("compress compression level", "described", "treepack.dumps takes compress="),
+    ("dtype sharding device", "path_or_data", "treepack.load takes it"),
+    ("select exclude", "path_or_data", "take the part of an open file: file[path]"),
+    ("select exclude keys", "rtol", "compare parts of open files, as file[path]"),
+    ("dtype cast", "static", "cast the arrays before, as by jax.tree.map"),
+    ("mmap max_size storage_options", "on_corrupt", "treepack.open takes it"),
+    ("leaves", "source", "use its result, such as digest.leaves or verify(path).leaves"),
+    ("quiet verbose", "source", "leave it out: it prints nothing"),
+    ("tolerance tol eps", "rtol", "pass rtol= or atol="),
+    ("algorithm algo method", "source", "leave it out: there is one kind of digests"),
+    ("keep_period", "best", "pass every="),
+    ("expect digest", "source", "treepack.load and `treepack verify` have it"),
+    (
         "gda_manager",
         "keep_every_n_steps",
         "leave it out: save_checkpoint_multiprocess saves arrays of several processes",
     ),
-    Option("tree target params pytree args", "metrics", "pass it as state="),
-    Option("step", "template", "load that step, as by treepack.load(run.path(step), template)"),
-    Option("mode", "salvage", "leave it out: open reads, and treepack.save writes"),
-    Option("format", "on_corrupt", "leave it out: the content tells the format"),
-    Option("filter_spec filter include", "select", "pass select="),
-    Option("rename transforms names map", "mapping", "pass mapping="),
-    Option("sep", "separator", "pass separator="),
-    Option("metrics local", "separator", "save of a treepack.Series takes it"),
-    Option(
+    ("tree target params pytree args", "metrics", "pass it as state="),
+    ("step", "template", "load that step, as by treepack.load(run.path(step), template)"),
+    ("mode", "salvage", "leave it out: open reads, and treepack.save writes"),
+    ("format", "on_corrupt", "leave it out: the content tells the format"),
+    ("filter_spec filter include", "select", "pass select="),
+    ("rename transforms names map", "mapping", "pass mapping="),
+    ("sep", "separator", "pass separator="),
+    ("metrics local", "separator", "save of a treepack.Series takes it"),
+    (
         "strict missing mismatched unexpected arrays device unknown containers replicas",
         "separator",
         "treepack.load takes it",
     ),
-    Option("ignore_mismatched_sizes", "mismatched", 'pass mismatched="target"'),
-    Option("device_map", "device", "pass device= or sharding="),
-    Option("verbose show_progress progress_bar pbar", "progress", "pass progress=True"),
-    Option("lazy", "on_corrupt", "treepack.open reads arrays when they are used"),
-    Option("checksum checksums check validate", "on_corrupt", "pass verify=True"),
-    Option(
-        "partial partial_restore ignore_missing allow_missing", "missing", 'pass missing="target"'
-    ),
-    Option("restore_args shapes dtypes", "target", "pass jax.ShapeDtypeStructs as target="),
-    Option("path format", "tree", "treepack.save(path, tree, ...) takes it"),
-    Option(
+    ("ignore_mismatched_sizes", "mismatched", 'pass mismatched="target"'),
+    ("device_map", "device", "pass device= or sharding="),
+    ("verbose show_progress progress_bar pbar", "progress", "pass progress=True"),
+    ("lazy", "on_corrupt", "treepack.open reads arrays when they are used"),
+    ("checksum checksums check validate", "on_corrupt", "pass verify=True"),
+    ("partial partial_restore ignore_missing allow_missing", "missing", 'pass missing="target"'),
+    ("restore_args shapes dtypes", "target", "pass jax.ShapeDtypeStructs as target="),
+    ("path format", "tree", "treepack.save(path, tree, ...) takes it"),
+    (
         "select exclude target template dtype arrays sharding strict cast copy verify on_corrupt",
         "salvage",
         "load of the open file takes it",
     ),
-    Option("base", "salvage", "treepack.load takes it"),
-    Option("select exclude", "source", "use its result, such as digest.leaves"),
-    Option(
+    ("base", "salvage", "treepack.load takes it"),
+    ("select exclude", "source", "use its result, such as digest.leaves"),
+    (
         "background durable align level metadata sharded format",
         "on_corrupt",
         "leave it out: treepack.save takes it",
     ),
-    Option(
+    (
         "durable sharded background mapping separator path format max_shard_size",
         "static",
         "treepack.save has it",
     ),
-    Option("name", "serialized_name", "pass serialized_name="),
-    Option("compression gzip zip", "compress", "pass compress=True"),
-    Option("framework framework_name device", "salvage", "leave it out: arrays are NumPy's"),
-    Option("lazy lazily", "salvage", "leave it out: arrays are read when they are used"),
-    Option("weights_only allow_pickle pickle", "mmap", "leave it out: nothing is unpickled"),
-    Option("object_hook raw strict_map_key ext_hook use_list", "data", "leave it out"),
-    Option("default use_bin_type indent protocol described", "static", "leave it out"),
-    Option("threads", "described", "treepack.dumps takes threads="),
-    Option("save_every save_interval save_interval_steps every_n_steps", "every", "pass every="),
-    Option("max_to_keep keep_last keep_n last", "keep", "pass keep=treepack.Keep(last=3)"),
-    Option("max_to_keep keep_last keep_n", "last", "pass last="),
-    Option("keep_period", "keep", "pass keep=treepack.Keep(every=1000)"),
-    Option("best_fn best_mode best", "keep", 'pass keep=treepack.Keep(best=("loss", 1, "min"))'),
+    ("name", "serialized_name", "pass serialized_name="),
+    ("compression gzip zip", "compress", "pass compress=True"),
+    ("framework framework_name device", "salvage", "leave it out: arrays are NumPy's"),
+    ("lazy lazily", "salvage", "leave it out: arrays are read when they are used"),
+    ("weights_only allow_pickle pickle", "mmap", "leave it out: nothing is unpickled"),
+    ("object_hook raw strict_map_key ext_hook use_list", "data", "leave it out"),
+    ("default use_bin_type indent protocol described", "static", "leave it out"),
+    ("threads", "described", "treepack.dumps takes threads="),
+    ("save_every save_interval save_interval_steps every_n_steps", "every", "pass every="),
+    ("max_to_keep keep_last keep_n last", "keep", "pass keep=treepack.Keep(last=3)"),
+    ("max_to_keep keep_last keep_n", "last", "pass last="),
+    ("keep_period", "keep", "pass keep=treepack.Keep(every=1000)"),
+    ("best_fn best_mode best", "keep", 'pass keep=treepack.Keep(best=("loss", 1, "min"))'),
 ]
 
 
