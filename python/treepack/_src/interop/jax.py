@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -315,19 +315,8 @@ class Registration(NamedTuple):
             return None
         return [fields.index(name) for name in names]
 
-    def maker(self, fields: Sequence[str] | None) -> Callable[[Any, Sequence[Any]], Any]:
-        """Returns a function that rebuilds nodes from static data and children.
-
-        `fields` are the names of the children, then of the static data, if all nodes have the same.
-        """
-        ty: Any = self.ty
-        if fields is not None and self.is_by_dataclass:
-            # Like JAX, in fewer steps.
-            return lambda auxdata, children: ty(
-                **dict(zip(fields, (*children, *auxdata), strict=True))
-            )
-        unflatten = self.unflatten
-        return lambda auxdata, children: unflatten(auxdata, tuple(children))
+    def make(self, auxdata: Any, children: Sequence[Any]) -> Any:
+        return self.unflatten(auxdata, tuple(children))
 
 
 def registration(ty: type) -> Registration:

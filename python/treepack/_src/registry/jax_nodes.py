@@ -95,14 +95,13 @@ def jax_node_type(
 
         return unflatten
 
-    all_fields = None if fields is None else [*fields.data, *fields.meta]
     registered = _jax.Registration.of(nodetype)
     make: Callable[[Any, list[Any]], Any] = functools.partial(_jax.unflatten, nodetype)
     order = None
     if registered is not None:
-        make = registered.maker(all_fields)
-        if all_fields is not None and not foreign:
-            order = registered.argument_order(all_fields)
+        make = registered.make
+        if fields is not None and not foreign:
+            order = registered.argument_order([*fields.data, *fields.meta])
     unflatten = unflatten_abstract = made_by(make)
     field_names = fields
     if fields is not None:
