@@ -130,12 +130,10 @@ impl Error {
     }
 
     /// The message without offset and path.
-    #[must_use]
     pub fn reason(&self) -> String {
         Reason(self).to_string()
     }
 
-    #[must_use]
     pub fn offset(&self) -> Option<usize> {
         match self {
             Self::Truncated { offset, .. }
@@ -149,7 +147,6 @@ impl Error {
 
     /// Returns whether the error is not about the input: stopped by the caller, out of memory, or a
     /// failed read.
-    #[must_use]
     pub fn is_no_damage(&self) -> bool {
         match self {
             Self::At { error, .. } => error.is_no_damage(),
@@ -159,7 +156,6 @@ impl Error {
     }
 
     /// Returns whether a newer version wrote the data, which may be intact.
-    #[must_use]
     pub fn is_newer(&self) -> bool {
         match self {
             Self::At { error, .. } => error.is_newer(),
@@ -168,7 +164,6 @@ impl Error {
     }
 
     /// Splits the error from its path, if it has one.
-    #[must_use]
     pub fn split(self) -> (Self, Option<Path>) {
         match self {
             Self::At { path, error } => (*error, Some(path)),
@@ -276,7 +271,6 @@ impl Path {
     }
 }
 
-#[must_use]
 pub fn escaped(key: &str) -> Cow<'_, str> {
     if key == "." {
         "~2".into()

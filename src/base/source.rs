@@ -177,17 +177,14 @@ impl Pieces {
         Ok(Self { parts, ends })
     }
 
-    #[must_use]
     pub fn as_slice(&self) -> &[Range<usize>] {
         &self.parts
     }
 
-    #[must_use]
     pub fn len(&self) -> usize {
         self.ends.last().copied().unwrap_or(0)
     }
 
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -246,7 +243,6 @@ impl Source for SourcePieces<'_> {
     }
 }
 
-#[must_use]
 pub fn missing(offset: usize) -> Error {
     Error::malformed(
         offset,

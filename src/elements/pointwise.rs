@@ -344,8 +344,7 @@ fn convert_tile(
     encode(steps.target, values, target);
 }
 
-#[inline(always)]
-#[allow(clippy::inline_always)] // with the caller's instruction set
+#[inline(always)] // with the caller's instruction set
 #[allow(clippy::cast_possible_truncation)] // rounds
 fn decode(source: &Source, bytes: &[u8], values: &mut [f32]) {
     macro_rules! each {
@@ -369,8 +368,7 @@ fn decode(source: &Source, bytes: &[u8], values: &mut [f32]) {
     }
 }
 
-#[inline(always)]
-#[allow(clippy::inline_always)] // with the caller's instruction set
+#[inline(always)] // with the caller's instruction set
 fn encode(target: Target, values: &[f32], bytes: &mut [u8]) {
     macro_rules! each {
         ($element:ty, $encode:expr) => {{
@@ -400,8 +398,7 @@ const BIAS: u32 = 127 - 15;
 const INFINITY: u32 = f32::INFINITY.to_bits();
 
 // Conversions have no branches, so that loops of them become vector instructions.
-#[inline(always)]
-#[allow(clippy::inline_always)] // with the caller's instruction set
+#[inline(always)] // with the caller's instruction set
 fn from_float16(bits: u16) -> f32 {
     const EXPONENT: u32 = 0x1f << FRACTION;
     const SMALLEST: u32 = (BIAS + 1) << FRACTION;
@@ -417,8 +414,7 @@ fn from_float16(bits: u16) -> f32 {
     f32::from_bits(sign | magnitude)
 }
 
-#[inline(always)]
-#[allow(clippy::inline_always)] // with the caller's instruction set
+#[inline(always)] // with the caller's instruction set
 #[allow(clippy::cast_possible_truncation)] // the sum of 16 bits
 fn to_float16(value: f32) -> u16 {
     /// Adding it leaves the fraction of a subnormal float16 in the lowest bits, rounded.
@@ -442,8 +438,7 @@ fn to_float16(value: f32) -> u16 {
     (sign >> 16 | if is_large { large } else { finite }) as u16
 }
 
-#[inline(always)]
-#[allow(clippy::inline_always)] // with the caller's instruction set
+#[inline(always)] // with the caller's instruction set
 #[allow(clippy::cast_possible_truncation)] // the upper 16 bits
 fn to_bfloat16(value: f32) -> u16 {
     let bits = value.to_bits();

@@ -319,8 +319,7 @@ where
 }
 
 /// Copies elements of `nbytes` bytes one by one.
-#[inline(always)]
-#[allow(clippy::inline_always)] // for each size that is known
+#[inline(always)] // for each size that is known
 fn elements(nbytes: usize, plane: Plane, memory: RawBytes<'_>, target: &mut Uninit) {
     let Plane { columns, rows } = plane;
     let (outer, inner) = if rows.count < columns.count {

@@ -128,7 +128,6 @@ impl ShardBox {
     }
 
     #[pyo3(signature = (catalogs, target, at, strides, *, threads, explain, check=None))]
-    #[allow(clippy::too_many_arguments)] // as in Python
     fn read_to(
         &self,
         catalogs: &Bound<'_, PyList>,

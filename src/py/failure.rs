@@ -30,7 +30,6 @@ enum Cause {
 /// The result of a step of a walk. Boxed, because each level of the recursion holds one.
 pub type Walked<T = ()> = Result<T, Box<Failure>>;
 
-#[allow(clippy::unnecessary_box_returns)] // see `Walked`
 impl Failure {
     fn new(cause: Cause) -> Box<Self> {
         let path = Path::default();

@@ -32,7 +32,6 @@ pub fn restore<'py>(
 
 /// `None` if only a state dict will do.
 #[pyfunction]
-#[allow(clippy::too_many_arguments)] // as in Python
 pub fn restore_encoded<'py>(
     data: &Bound<'py, PyAny>,
     target: &Bound<'py, PyAny>,
@@ -59,7 +58,6 @@ pub fn restore_encoded<'py>(
     data, copy, threads, *, convert=None, everywhere=false, unknown_as_dict=false, plain=false,
     r#static=None,
 ))]
-#[allow(clippy::too_many_arguments)] // they have names in Python
 pub fn restore_recorded<'py>(
     data: &Bound<'py, PyAny>,
     copy: Option<bool>,

@@ -32,6 +32,11 @@
 //! **Recursion.** Walks recurse as deep as the tree. The functions that they call are
 //! `#[inline(never)]`, which keeps stack frames small.
 
+// Arguments have names in Python.
+#![allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools)]
+// See `failure::Walked`.
+#![allow(clippy::unnecessary_box_returns)]
+
 mod boxes;
 mod catalog;
 mod classes;

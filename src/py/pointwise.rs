@@ -26,7 +26,6 @@ pub enum Kind<'py> {
 /// Converts the elements of one array to another dtype, scaled and shifted.
 #[pyfunction]
 #[pyo3(signature = (source, kind, target, dtype, shape, blocks, scales, *, scale, add, threads))]
-#[allow(clippy::too_many_arguments)] // as in Python
 pub fn convert(
     py: Python<'_>,
     source: Memory<'_>,

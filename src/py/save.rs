@@ -36,7 +36,6 @@ const JOIN_MAX_BYTES: usize = 4 << 10;
     digests=false, record=None, snapshot=false, gaps=false,
     align_all=false, joined=false, base=None, base_name="", threads=None
 ))]
-#[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools)] // they have names in Python
 pub fn walk(
     tree: &Bound<'_, PyAny>,
     state_dict: bool,
@@ -239,7 +238,6 @@ impl Layout {
     }
 
     #[pyo3(signature = (place, *, compress, level, durable, threads, progress))]
-    #[allow(clippy::too_many_arguments)] // they have names in Python
     fn save(
         &self,
         py: Python<'_>,

@@ -83,8 +83,7 @@ macro_rules! element {
             clippy::cast_possible_truncation,
             clippy::cast_possible_wrap,
             clippy::cast_sign_loss,
-            clippy::cast_lossless,
-            clippy::inline_always
+            clippy::cast_lossless
         )]
         impl Element for $unsigned {
             const WIDTH: usize = size_of::<$unsigned>();
@@ -225,8 +224,7 @@ fn collect_of<E: Element, const FLOATS: bool>(
 }
 
 /// Writes the numbers of elements that differ; returns how many.
-#[inline(always)]
-#[allow(clippy::inline_always)] // for the caller's instruction set
+#[inline(always)] // for the caller's instruction set
 fn places_of<E: Element>(new: &[u8], base: &[u8], places: &mut [u32]) -> usize {
     let (run_bytes, group_bytes) = (GROUPS * GROUP * E::WIDTH, GROUP * E::WIDTH);
     let (mut count, mut first) = (0, 0);
@@ -266,8 +264,7 @@ fn elements_in<E: Element>(bytes: usize) -> u32 {
 }
 
 /// One bit for each element of a group that differs.
-#[inline(always)]
-#[allow(clippy::inline_always)] // for the caller's instruction set
+#[inline(always)] // for the caller's instruction set
 fn differing_in<E: Element>(new: &[u8], base: &[u8]) -> u64 {
     let mut flags = [0; GROUP];
     let pairs = new.chunks_exact(E::WIDTH).zip(base.chunks_exact(E::WIDTH));

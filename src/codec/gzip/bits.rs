@@ -2,8 +2,7 @@
 
 // Casts keep the lowest byte of a word.
 #![allow(clippy::cast_possible_truncation)]
-// Inlined to compile with each caller's instruction set.
-#![allow(clippy::inline_always)]
+// Functions are inlined, to compile with each caller's instruction set.
 
 pub struct BitWriter<'a> {
     out: &'a mut [u8],

@@ -47,7 +47,6 @@ impl Stream<'_> {
     /// `None`, with `out` undefined, for any other stream.
     ///
     /// In a code of a single symbol, libdeflate accepts both bits; zlib rejects a 1.
-    #[must_use]
     #[allow(unsafe_code)] // the safe binding hides the number of consumed bytes
     pub fn inflate_at_once(self, out: &mut Uninit) -> Option<&mut [u8]> {
         let stream = self.0.stable()?;

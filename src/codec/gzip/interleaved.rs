@@ -112,7 +112,6 @@ impl Interleaved {
 
 /// Takes the next symbol, whose bits must be ready.
 #[inline(always)]
-#[allow(clippy::inline_always)]
 pub fn next_entry(reader: &mut BitReader<'_>, table: &Table) -> u16 {
     #[allow(clippy::cast_possible_truncation)] // only the lowest bits count
     let entry = table[reader.peek() as usize & ((1 << MAX_BITS) - 1)];
@@ -137,7 +136,7 @@ fn literal(entry: u16) -> u8 {
 /// Decodes up to `steps` steps of `N` blocks, until one is near its end; returns their number.
 #[inline(always)]
 // Compiled once per number of blocks and instruction set.
-#[allow(clippy::inline_always, clippy::needless_range_loop)]
+#[allow(clippy::needless_range_loop)]
 fn stage<const N: usize>(
     tables: &[Table; N],
     readers: &mut [BitReader<'_>; N],

@@ -144,8 +144,7 @@ pub fn encode_literals(data: &[u8], entries: &CodeTable, writer: &mut BitWriter<
 }
 
 /// At most 7 bits stay for the next flush.
-#[inline(always)]
-#[allow(clippy::inline_always)] // once per instruction set
+#[inline(always)] // once per instruction set
 pub fn put_literals(data: &[u8], entries: &CodeTable, writer: &mut BitWriter<'_>) {
     let (steps, rest) = data.as_chunks::<STEP>();
     let code = |entry: u32| (u64::from(entry & 0xffff), entry >> 16);

@@ -70,12 +70,10 @@ impl Replacement {
         })
     }
 
-    #[must_use]
     pub fn file(&self) -> &File {
         self.temporary.as_file()
     }
 
-    #[must_use]
     pub fn place(&self) -> &Path {
         self.temporary.path()
     }

@@ -94,7 +94,6 @@ impl<'a> Cursor<'a> {
 
     /// [`head`](Self::head), inlined where a call would be too slow.
     #[inline(always)]
-    #[allow(clippy::inline_always)]
     pub fn head_inlined(&mut self) -> Result<Head> {
         let bytes = self.peek()?;
         let left = self.left();

@@ -2,9 +2,6 @@
 //!
 //! flax writes the smallest form of each; [`crate::format::array`] uses wider ones to align payloads.
 
-// Most callers know the kind of header, which leaves little of these functions.
-#![allow(clippy::inline_always)]
-
 use crate::base::raw::{Buffer, Tail};
 use crate::{Error, Result};
 
@@ -193,7 +190,7 @@ static FIRST: [First; 256] = {
 impl Head {
     pub const MAX_BYTES: usize = 9;
 
-    #[inline(always)]
+    #[inline(always)] // here and below: callers that know the kind of header need little of this
     fn forms(self) -> (&'static [Form], u64) {
         match self {
             Self::Nil => (&SIMPLE[..1], 0),

@@ -262,7 +262,6 @@ impl Catalog {
     #[pyo3(signature = (
         value, *, copy, threads, marks=None, absent=None, given=None, r#abstract=false,
     ))]
-    #[allow(clippy::too_many_arguments)] // they have names in Python
     fn read<'py>(
         &self,
         py: Python<'py>,
@@ -327,7 +326,6 @@ impl Catalog {
     }
 
     #[pyo3(signature = (value, bounds, target, at, strides, *, threads))]
-    #[allow(clippy::too_many_arguments)] // as in Python
     fn read_box_to(
         &self,
         py: Python<'_>,

@@ -19,7 +19,6 @@ use crate::{Error, base::grow};
 #[pyo3(signature = (
     file, value, target, name, restore, *, marks, given, copy, threads,
 ))]
-#[allow(clippy::too_many_arguments)] // as in Python
 pub fn restore_selected<'py>(
     file: &Bound<'py, Catalog>,
     value: usize,

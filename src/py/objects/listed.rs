@@ -89,7 +89,6 @@ impl<'py> Listed<'_, 'py> {
 
     /// Hides an error of the data. Errors of signals, and those that are not an `Exception`, stay.
     #[cold]
-    #[allow(clippy::unnecessary_box_returns)] // see `Walked`
     fn unread(&self, failure: Box<Failure>) -> Box<Failure> {
         if self.objects.signals.has_raised() || failure.must_be_raised(self.objects.py) {
             return failure;

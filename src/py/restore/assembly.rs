@@ -379,7 +379,6 @@ impl<'a, 'py> Assembly<'a, 'py> {
     }
 
     /// Notes a failure that is the same wherever the node is, to save further attempts.
-    #[allow(clippy::unnecessary_box_returns)] // see `Walked`
     fn remembered(&mut self, node: usize, failure: Box<Failure>) -> Box<Failure> {
         if self.is_unknown(&failure) {
             self.unknown.insert(node);
@@ -460,7 +459,6 @@ fn with_keys<'py>(
     Ok(dict.into_any())
 }
 
-#[allow(clippy::unnecessary_box_returns)] // see `Walked`
 fn unhashable(py: Python<'_>, error: PyErr) -> Box<Failure> {
     if errors::stays(py, &error) {
         return error.into();

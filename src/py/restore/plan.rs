@@ -100,7 +100,6 @@ impl<'py> Names<'py> {
     }
 }
 
-#[allow(clippy::unnecessary_box_returns)] // see `Walked`
 pub fn below(failure: Box<Failure>, name: &Name<'_>) -> Box<Failure> {
     failure.below(name.text().unwrap_or_default())
 }

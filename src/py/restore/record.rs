@@ -37,7 +37,6 @@ use crate::format::structure::{Kind, Record, Tie};
     state, record, *, convert=None, everywhere=false, unknown_as_dict=false, plain=false,
     placeholders=false, r#static=None, absent=None, at=vec![], parts=None
 ))]
-#[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools)] // they have names in Python
 pub fn assemble<'py>(
     state: Bound<'py, PyAny>,
     record: Option<&[u8]>,

@@ -144,7 +144,6 @@ impl<'py> Walk<'py> {
         Ok(Some((children, is_state, Kind::Typed(class, data))))
     }
 
-    #[allow(clippy::unnecessary_box_returns)] // see `Walked`
     pub(super) fn unsupported(&self, error: PyErr) -> Box<Failure> {
         if error.is_instance_of::<PyTypeError>(self.py) {
             Failure::leaf(error.value(self.py).to_string())

@@ -62,9 +62,8 @@ impl Changes {
 const CLASSES: usize = 252;
 
 /// The class of a number, and the number of bits of its rest.
-#[inline(always)]
+#[inline(always)] // for the caller's instruction set
 #[allow(clippy::cast_possible_truncation)] // at most 251
-#[allow(clippy::inline_always)] // for the caller's instruction set
 fn class(number: u64) -> (u8, u32) {
     if number < 4 {
         return (number as u8, 0);

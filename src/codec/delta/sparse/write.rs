@@ -70,8 +70,7 @@ fn count(frequencies: &mut Frequencies, gaps: &[u32], values: &[u64]) {
     }
 }
 
-#[inline(always)]
-#[allow(clippy::inline_always)] // for the caller's instruction set
+#[inline(always)] // for the caller's instruction set
 fn count_one(number: u64, small: &mut [u32; SMALL], classes: &mut ClassCounts) {
     match usize::try_from(number)
         .ok()
