@@ -7,8 +7,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString, PyTuple};
 
 use super::catalog::Catalog;
-use super::grid::{BoxBounds, bounds_of, missing, name_in, tuples};
-use super::memory::{Writable, keep_reserve, list_of_results, new_uint, row};
+use super::grid::{BoxBounds, bounds_of, missing, name_in};
+use super::memory::{Writable, keep_reserve, list_of, row};
 use super::options::{self, Int};
 use super::watch::Watcher;
 use crate::elements::Bounds;
@@ -26,8 +26,7 @@ impl Shards {
 
     #[getter]
     fn files<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let files = self.0.files().iter();
-        list_of_results(py, files.map(|number| new_uint(py, (*number).into())))
+        list_of(py, self.0.files())
     }
 
     fn name<'py>(&self, py: Python<'py>, shard: usize) -> PyResult<Bound<'py, PyString>> {
@@ -66,7 +65,7 @@ impl ShardBox {
     fn files<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         keep_reserve()?;
         let files = py.detach(|| self.0.files())?;
-        tuples(
+        list_of(
             py,
             files.iter().map(|(file, bytes)| [*file as usize, *bytes]),
         )
@@ -94,7 +93,7 @@ impl ShardBox {
             let place = || -> PyResult<Bound<'py, PyTuple>> {
                 let file = u64::from(open[file].number);
                 let value = value.ok_or_else(|| PyValueError::new_err("a shard is not there"))?;
-                row!(py, file, value, tuples(py, local)?)
+                row!(py, file, value, list_of(py, local)?)
             };
             let added = place().and_then(|place| places.append(place));
             added.map_err(|error| crate::Error::Payload(Box::new(error)))

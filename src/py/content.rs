@@ -442,7 +442,7 @@ impl Content {
             Some(damage) => {
                 let content = Self::of(Arc::new(pages), Kind::Plain);
                 let text = grow::display(&damage)?;
-                (content, Some(new_string(py, text.as_bytes())?))
+                (content, Some(new_string(py, &text)?))
             }
         })
     }

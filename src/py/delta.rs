@@ -9,7 +9,7 @@ use super::catalog::Catalog;
 use super::content::Content;
 use super::gzip::{check_size, limit};
 use super::layout::Layout;
-use super::memory::{Borrowed, Writable, copied, keep_reserve, list_of_results, new_string, row};
+use super::memory::{Borrowed, Writable, copied, keep_reserve, list_of, row};
 use super::options::{self, Int};
 use super::walk::LeafPayload;
 use super::watch::Watcher;
@@ -175,8 +175,7 @@ pub fn join(
         }
     })?;
     let py = patch.py();
-    let paths = unchanged.iter().map(|path| new_string(py, path.as_bytes()));
-    let unchanged = list_of_results(py, paths)?.unbind();
+    let unchanged = list_of(py, unchanged)?.unbind();
     let content = match damage {
         None => Content::checked(pages),
         Some(_) => Content::unchecked(pages),

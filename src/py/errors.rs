@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 
 use super::hooks::Hooks;
-use super::memory::{TupleItem, list_of_results, new_string, new_tuple};
+use super::memory::{Item, list_of, new_string, new_tuple};
 use crate::base::error::Reason;
 use crate::{Error, base::grow};
 
@@ -17,7 +17,7 @@ use crate::{Error, base::grow};
 pub fn make<'py, const N: usize>(
     py: Python<'py>,
     name: &str,
-    arguments: [&dyn TupleItem<'py>; N],
+    arguments: [&dyn Item<'py>; N],
 ) -> PyErr {
     new_error(py, Hooks::error(py, name), arguments)
 }
@@ -25,7 +25,7 @@ pub fn make<'py, const N: usize>(
 fn new_error<'py, const N: usize>(
     py: Python<'py>,
     class: PyResult<Bound<'py, PyAny>>,
-    arguments: [&dyn TupleItem<'py>; N],
+    arguments: [&dyn Item<'py>; N],
 ) -> PyErr {
     let instance = class.and_then(|class| class.call1(new_tuple(py, &arguments)?));
     instance.map_or_else(|error| error, PyErr::from_value)
@@ -43,7 +43,7 @@ pub fn placed(py: Python<'_>, error: &PyErr, path: &str) -> PyResult<Option<PyEr
     let value = error.value(py);
     let is_unregistered = is(py, error, "UnregisteredTypeError");
     let second = if is_unregistered { "name" } else { "offset" };
-    let path = new_string(py, path.as_bytes())?;
+    let path = new_string(py, path)?;
     let arguments = (value.getattr("message")?, value.getattr(second)?, path);
     let placed = PyErr::from_value(error.get_type(py).call1(arguments)?);
     placed.set_cause(py, error.cause(py));
@@ -94,14 +94,10 @@ pub fn to_py(py: Python<'_>, error: Error, path: Option<&str>) -> PyErr {
         | Error::OutputLimit { .. }
         | Error::ReservedKey { .. }
         | Error::Torn => plain("TreepackError"),
-        Error::BaseMismatch { paths, .. } => {
-            let paths = paths.iter();
-            let paths = paths.map(|path| new_string(py, path_text(path).as_bytes()));
-            list_of_results(py, paths).map_or_else(
-                |error| error,
-                |paths| make(py, "BaseMismatchError", [&message, &paths]),
-            )
-        }
+        Error::BaseMismatch { paths, .. } => list_of(py, paths.iter().map(path_text)).map_or_else(
+            |error| error,
+            |paths| make(py, "BaseMismatchError", [&message, &paths]),
+        ),
         Error::Corrupt(_) | Error::Overwritten => plain("CorruptionError"),
         Error::GzipTruncated => plain("GzipTruncatedError"),
         Error::Gzip(_) => plain("GzipCorruptionError"),

@@ -175,11 +175,11 @@ fn shown<'py>(
     path: &str,
     end: fmt::Arguments<'_>,
 ) -> PyResult<Bound<'py, PyString>> {
-    let path = new_string(py, path.as_bytes())?;
+    let path = new_string(py, path)?;
     let path = Hooks::get(py)?.printable.bind(py).call1((path,))?;
     let path = path.cast::<PyString>()?.to_str()?;
     let text = grow::display(&format_args!("{start}{path}{end}"))?;
-    new_string(py, text.as_bytes())
+    new_string(py, &text)
 }
 
 // Out of line: a recursion whose frames hold an error of either kind needs twice the stack.

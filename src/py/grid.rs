@@ -6,7 +6,7 @@ use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString};
 
-use super::memory::{list_of_results, new_string, new_tuple};
+use super::memory::{list_of, new_string};
 use crate::elements::{self, Bounds, Runs};
 use crate::{Result, base::grow};
 
@@ -55,7 +55,7 @@ pub fn name_in<'py>(
     shard: usize,
 ) -> PyResult<Bound<'py, PyString>> {
     let name = grid.name(shard)?.ok_or_else(missing)?;
-    new_string(py, name.as_bytes())
+    new_string(py, &name)
 }
 
 #[pyfunction]
@@ -75,14 +75,7 @@ pub(super) fn ranges<'py>(
     py: Python<'py>,
     ranges: &[Range<usize>],
 ) -> PyResult<Bound<'py, PyList>> {
-    tuples(py, ranges.iter().map(|range| [range.start, range.end]))
-}
-
-pub(super) fn tuples<const N: usize>(
-    py: Python<'_>,
-    numbers: impl ExactSizeIterator<Item = [usize; N]>,
-) -> PyResult<Bound<'_, PyList>> {
-    list_of_results(py, numbers.map(|pair| new_tuple(py, &pair)))
+    list_of(py, ranges.iter().map(|range| [range.start, range.end]))
 }
 
 pub(super) fn missing() -> PyErr {

@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString, PyTuple};
 
 use super::content::{Content, Memory};
-use super::memory::{Borrowed, TupleItem, keep_reserve, list_of_results, new_string, row};
+use super::memory::{Borrowed, Item, keep_reserve, list_of, list_of_results, row};
 use super::objects::{Like, Objects, build_like, build_recorded};
 use super::options::Int;
 use super::restore::{Matching, Options, Session};
@@ -141,10 +141,7 @@ pub fn stream_items<'py>(content: &Bound<'py, Content>) -> PyResult<Bound<'py, P
     let signals = Signals::new(py);
     let items = items.into_iter().map(|(key, span)| {
         signals.check(py)?;
-        let keys = key.iter();
-        let keys = keys.map(|key| new_string(py, key.as_bytes()));
-        let keys = list_of_results(py, keys)?;
-        row!(py, keys, span.start, span.end)
+        row!(py, list_of(py, key)?, span.start, span.end)
     });
     list_of_results(py, items)
 }

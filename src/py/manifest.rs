@@ -12,7 +12,7 @@ use super::content::Content;
 use super::dtypes::Dtype;
 use super::gzip;
 use super::layout::Layout;
-use super::memory::{copied, keep_reserve, list_of_results, new_string, new_uint, row};
+use super::memory::{copied, keep_reserve, list_of, list_of_results, new_string, row};
 use super::options::Int;
 use super::plan::ShardPlan;
 use crate::base::source::{self, Source as _};
@@ -94,7 +94,7 @@ impl Manifest {
 
     #[getter]
     fn writer<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyString>> {
-        new_string(py, self.manifest.writer.as_bytes())
+        new_string(py, &self.manifest.writer)
     }
 
     #[getter]
@@ -103,7 +103,7 @@ impl Manifest {
             .manifest
             .files
             .iter()
-            .map(|file| row!(py, file.name, file.nbytes, u64::from(file.record)));
+            .map(|file| row!(py, file.name, file.nbytes, file.record));
         list_of_results(py, files)
     }
 
@@ -115,9 +115,7 @@ impl Manifest {
     /// Returns the number of shards per dimension, and whether it is a host array.
     fn grid<'py>(&self, py: Python<'py>, array: usize) -> PyResult<(Bound<'py, PyList>, bool)> {
         let grid = self.array(array)?;
-        let counts = grid.counts.iter();
-        let counts = counts.map(|count| new_uint(py, (*count).into()));
-        Ok((list_of_results(py, counts)?, grid.host))
+        Ok((list_of(py, &grid.counts)?, grid.host))
     }
 
     /// `None` if the bytes are in the manifest.

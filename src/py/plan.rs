@@ -3,9 +3,9 @@
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
-use super::memory::{keep_reserve, list_of_results, new_uint};
+use super::memory::{keep_reserve, list_of};
+use crate::base::grow;
 use crate::sharding::plan::{self, Holders, Split};
-use crate::{Result, base::grow};
 
 #[pyclass(frozen, module = "treepack._core")]
 pub struct ShardPlan(pub(super) plan::ShardPlan);
@@ -36,10 +36,7 @@ impl ShardPlan {
 
     #[getter]
     fn processes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        numbers(
-            py,
-            self.0.processes.iter().map(|process| u64::from(*process)),
-        )
+        list_of(py, &self.0.processes)
     }
 
     #[getter]
@@ -54,15 +51,9 @@ impl ShardPlan {
         process: u32,
     ) -> PyResult<Bound<'py, PyList>> {
         let plan = &self.0;
-        let shards: Result<Vec<_>> =
-            py.detach(|| grow::collect(plan.shards_of(array, process).map(|shard| shard as u64)));
-        numbers(py, shards?.into_iter())
+        list_of(
+            py,
+            py.detach(|| grow::collect(plan.shards_of(array, process)))?,
+        )
     }
-}
-
-fn numbers(
-    py: Python<'_>,
-    numbers: impl ExactSizeIterator<Item = u64>,
-) -> PyResult<Bound<'_, PyList>> {
-    list_of_results(py, numbers.map(|number| new_uint(py, number)))
 }

@@ -52,9 +52,7 @@ impl Tensors {
     #[getter]
     fn damage<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyString>>> {
         let damage = self.0.damage.as_ref();
-        damage
-            .map(|text| new_string(py, text.as_bytes()))
-            .transpose()
+        damage.map(|text| new_string(py, text)).transpose()
     }
 
     /// Returns the texts under `__metadata__`, or `None`.
@@ -65,8 +63,8 @@ impl Tensors {
         };
         let dict = new_dict(py)?;
         for (key, text) in metadata {
-            let key = new_string(py, key.as_bytes())?;
-            dict.set_item(key, new_string(py, text.as_bytes())?)?;
+            let key = new_string(py, key)?;
+            dict.set_item(key, new_string(py, text)?)?;
         }
         Ok(Some(dict))
     }
@@ -196,7 +194,7 @@ impl Tensor {
 
 /// Returns whether an index has an array in a file.
 fn is_in(index: &Bound<'_, PyDict>, name: &str, file: &str) -> PyResult<bool> {
-    let place = index.get_item(new_string(index.py(), name.as_bytes())?)?;
+    let place = index.get_item(new_string(index.py(), name)?)?;
     let place = place.map(Bound::cast_into::<PyString>).transpose()?;
     Ok(place.is_some_and(|place| place.to_str().is_ok_and(|place| place == file)))
 }

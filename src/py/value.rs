@@ -137,7 +137,7 @@ impl<'py> Values<'py> {
             Value::Int(value) => new_int(py, *value)?.into_any(),
             Value::Float(value) => new_float(py, *value)?.into_any(),
             Value::Complex(real, imaginary) => new_complex(py, *real, *imaginary)?.into_any(),
-            Value::Str(value) => new_string(py, value.as_bytes())?.into_any(),
+            Value::Str(value) => new_string(py, value)?.into_any(),
             Value::Bytes(value) => copied(py, value)?.into_any(),
             Value::Tuple(values) => new_tuple_of(py, self.each(values)?)?.into_any(),
             Value::List(values) => new_list_of(py, self.each(values)?)?.into_any(),
@@ -192,7 +192,7 @@ impl<'py> Values<'py> {
                     return Ok(parts);
                 }
                 let dict = new_dict(py)?;
-                dict.set_item(new_string(py, name.as_bytes())?, parts)?;
+                dict.set_item(new_string(py, name)?, parts)?;
                 Ok(dict.into_any())
             }
             value => Ok(value?),

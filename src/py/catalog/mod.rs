@@ -28,8 +28,7 @@ use self::paths::Paths;
 use super::content::Content;
 use super::grid::{BoxBounds, ranges};
 use super::memory::{
-    TupleItem, Writable, copied, keep_reserve, list_of_results, new_list_of, new_string, new_uint,
-    row,
+    Item, Writable, copied, keep_reserve, list_of, list_of_results, new_string, row,
 };
 use super::objects::CopyMode;
 use super::options::{self, Int};
@@ -110,7 +109,7 @@ impl Catalog {
     #[getter]
     fn damage<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyString>>> {
         let damage = self.catalog.damage.as_ref().map(grow::display);
-        let text = |text: Result<String>| new_string(py, text?.as_bytes());
+        let text = |text: Result<String>| new_string(py, &text?);
         damage.map(text).transpose()
     }
 
@@ -206,15 +205,13 @@ impl Catalog {
 
     #[getter]
     fn dtypes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let names = self.catalog.dtypes();
-        list_of_results(py, names.map(|name| new_string(py, name.as_bytes())))
+        list_of(py, self.catalog.dtypes())
     }
 
     fn inner_dtypes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let source = self.content.get().source();
         let find = |watch: &Watcher| self.catalog.inner_dtypes(source, watch);
-        let names = Watcher::signals().detached(py, find)?;
-        list_of_results(py, names.iter().map(|name| new_string(py, name.as_bytes())))
+        list_of(py, Watcher::signals().detached(py, find)?)
     }
 
     fn other_dtypes<'py>(
@@ -226,8 +223,7 @@ impl Catalog {
             .catalog
             .dtypes()
             .chain(inner.iter().map(String::as_str));
-        let others = names.filter(|name| itemsize(name).is_none());
-        list_of_results(py, others.map(|name| new_string(py, name.as_bytes())))
+        list_of(py, names.filter(|name| itemsize(name).is_none()))
     }
 
     #[pyo3(signature = (value, least=0))]
@@ -243,7 +239,7 @@ impl Catalog {
             let place = self.catalog.leaf(*at).map(|leaf| self.catalog.place(leaf));
             place.is_some_and(|place| place.end - place.start >= least)
         });
-        list_of_results(py, leaves.map(|at| new_uint(py, at as u64)))
+        list_of(py, leaves)
     }
 
     #[getter]
@@ -300,7 +296,7 @@ impl Catalog {
         self.check(value)?;
         self.check(start)?;
         let text = grow::display(&self.catalog.path_below(start, value)?)?;
-        new_string(py, text.as_bytes())
+        new_string(py, &text)
     }
 
     fn select(&self, py: Python<'_>, value: usize, selector: &Selector) -> PyResult<Marks> {
@@ -401,15 +397,15 @@ impl Catalog {
             let statuses = self.catalog.verify(source, checks, block, threads, watch);
             content.unless_changed(statuses)
         })?;
-        let word = |word: &str| new_string(py, word.as_bytes());
+        let word = |word: &str| new_string(py, word);
         let words = [word("ok")?, word("corrupt")?, word("unchecked")?];
-        let [ok, corrupt, unchecked] = words.map(Bound::into_any);
-        let word = |status| match status {
-            Status::Ok => ok.clone(),
-            Status::Corrupt => corrupt.clone(),
-            Status::Unchecked => unchecked.clone(),
-        };
-        new_list_of(py, statuses.into_iter().map(word))
+        let [ok, corrupt, unchecked] = &words;
+        let words = statuses.into_iter().map(|status| match status {
+            Status::Ok => ok,
+            Status::Corrupt => corrupt,
+            Status::Unchecked => unchecked,
+        });
+        list_of(py, words)
     }
 
     fn unlike_index(&self, py: Python<'_>) -> PyResult<Vec<usize>> {

@@ -88,7 +88,7 @@ impl Catalog {
         let LeafKind::PrngKey(name, _) = self.catalog.kind(leaf) else {
             return Ok(Some(array));
         };
-        let name = new_string(py, name.as_bytes())?;
+        let name = new_string(py, name)?;
         let key = hooks.key.bind(py).call1((&name, &array))?;
         key.call_method0(intern!(py, "restored")).map(Some)
     }
@@ -126,7 +126,7 @@ impl Catalog {
         }
         let dict = new_dict(py)?;
         for child in catalog.children(value) {
-            let key = new_string(py, catalog.key(child).as_bytes())?;
+            let key = new_string(py, catalog.key(child))?;
             dict.set_item(key, self.value(child, marks, absent, objects)?)?;
         }
         Ok(dict.into_any())

@@ -44,8 +44,10 @@ macro_rules! create {
 create! {
     new_dict() -> PyDict = ffi::PyDict_New();
     new_list() -> PyList = ffi::PyList_New(0);
+    new_string(text: &str) -> PyString =
+        ffi::PyUnicode_FromStringAndSize(text.as_ptr().cast(), text.len().cast_signed());
     /// Errors like Python if `text` is not UTF-8.
-    new_string(text: &[u8]) -> PyString =
+    decoded(text: &[u8]) -> PyString =
         ffi::PyUnicode_FromStringAndSize(text.as_ptr().cast(), text.len().cast_signed());
     new_int(value: i64) -> PyInt = ffi::PyLong_FromLongLong(value);
     new_uint(value: u64) -> PyInt = ffi::PyLong_FromUnsignedLongLong(value);
@@ -90,13 +92,22 @@ pub fn list_of_results<'py, T>(
     Ok(list)
 }
 
-pub trait TupleItem<'py> {
+/// Makes a list of texts, numbers or rows.
+pub fn list_of<'py>(
+    py: Python<'py>,
+    items: impl IntoIterator<Item = impl Item<'py>>,
+) -> PyResult<Bound<'py, PyList>> {
+    list_of_results(py, items.into_iter().map(|item| item.item(py)))
+}
+
+/// An item of a list or tuple.
+pub trait Item<'py> {
     fn item(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>>;
 }
 
 macro_rules! item {
     ($($kind:ty: $self:ident => $new:ident($value:expr);)*) => {$(
-        impl<'py> TupleItem<'py> for $kind {
+        impl<'py> Item<'py> for $kind {
             #[inline]
             fn item(&$self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
                 Ok($new(py, $value)?.into_any())
@@ -106,26 +117,33 @@ macro_rules! item {
 }
 
 item! {
-    &str: self => new_string(self.as_bytes());
-    String: self => new_string(self.as_bytes());
+    str: self => new_string(self);
+    String: self => new_string(self);
     usize: self => new_uint(*self as u64);
+    u32: self => new_uint((*self).into());
     u64: self => new_uint(*self);
 }
 
-impl<'py, T: TupleItem<'py>> TupleItem<'py> for Option<T> {
+impl<'py, T: Item<'py>> Item<'py> for Option<T> {
     fn item(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let item = self.as_ref().map(|item| item.item(py));
         item.unwrap_or_else(|| Ok(py.None().into_bound(py)))
     }
 }
 
-impl<'py, T> TupleItem<'py> for Bound<'py, T> {
+impl<'py, T> Item<'py> for Bound<'py, T> {
     fn item(&self, _: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         Ok(self.as_any().clone())
     }
 }
 
-impl<'py> TupleItem<'py> for &dyn TupleItem<'py> {
+impl<'py, T: Item<'py>, const N: usize> Item<'py> for [T; N] {
+    fn item(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        Ok(new_tuple(py, self)?.into_any())
+    }
+}
+
+impl<'py, T: Item<'py> + ?Sized> Item<'py> for &T {
     fn item(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         (**self).item(py)
     }
@@ -133,17 +151,14 @@ impl<'py> TupleItem<'py> for &dyn TupleItem<'py> {
 
 macro_rules! row {
     ($py:expr, $($item:expr),+) => {{
-        use $crate::py::memory::{TupleItem, new_tuple_of};
-        new_tuple_of($py, [$(TupleItem::item(&$item, $py)?),+])
+        use $crate::py::memory::{Item, new_tuple_of};
+        new_tuple_of($py, [$(Item::item(&$item, $py)?),+])
     }};
 }
 pub(crate) use row;
 
 #[inline]
-pub fn new_tuple<'py>(
-    py: Python<'py>,
-    items: &[impl TupleItem<'py>],
-) -> PyResult<Bound<'py, PyTuple>> {
+pub fn new_tuple<'py>(py: Python<'py>, items: &[impl Item<'py>]) -> PyResult<Bound<'py, PyTuple>> {
     let mut objects: SmallVec<[_; 6]> = SmallVec::new();
     for item in items {
         objects.push(item.item(py)?);

@@ -45,8 +45,8 @@ pub use bytes::{
 pub use collector::Uncollected;
 pub(crate) use create::row;
 pub use create::{
-    TupleItem, list_of_results, new_complex, new_dict, new_float, new_int, new_list, new_list_of,
-    new_string, new_tuple, new_tuple_of, new_uint,
+    Item, decoded, list_of, list_of_results, new_complex, new_dict, new_float, new_int, new_list,
+    new_list_of, new_string, new_tuple, new_tuple_of, new_uint,
 };
 pub use detached::detached;
 pub use dict::{dict_next, has_string_keys};

@@ -4,7 +4,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 use smallvec::SmallVec;
 
-use super::super::memory::new_string;
+use super::super::memory::decoded;
 
 type CachedKey<'py> = (SmallVec<[u8; 24]>, Bound<'py, PyString>);
 
@@ -32,7 +32,7 @@ impl<'py> KeyCache<'py> {
     ) -> PyResult<Bound<'py, PyString>> {
         // All keys of a map differ, so a large map would only evict others.
         if keys > Self::SLOTS as u64 || text.len() > Self::MAX_LEN {
-            return new_string(py, text);
+            return decoded(py, text);
         }
         if self.made == self.slots.len() && self.made < Self::SLOTS {
             let count = if self.made == 0 {
@@ -55,7 +55,7 @@ impl<'py> KeyCache<'py> {
         {
             return Ok(string.clone());
         }
-        let string = new_string(py, text)?;
+        let string = decoded(py, text)?;
         self.made += 1;
         *slot = Some((SmallVec::from_slice(text), string.clone()));
         Ok(string)

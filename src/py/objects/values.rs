@@ -16,7 +16,7 @@ use super::super::failure::{Failure, Walked};
 use super::super::hashes::Hashes;
 use super::super::hooks::Hooks;
 use super::super::memory::{
-    FreshPages, SmallCopies, copied, new_bytes, new_complex, new_dict, new_float, new_int,
+    FreshPages, SmallCopies, copied, decoded, new_bytes, new_complex, new_dict, new_float, new_int,
     new_list, new_string, new_uint,
 };
 use super::super::options::{self, Int};
@@ -209,7 +209,7 @@ impl<'py> Objects<'_, 'py> {
             Event::Int(value) => new_int(py, value)?.into_any(),
             Event::Uint(value) => new_uint(py, value)?.into_any(),
             Event::Float(value) => new_float(py, value)?.into_any(),
-            Event::Str(text) => new_string(py, self.reader.events().text_bytes(text))?.into_any(),
+            Event::Str(text) => decoded(py, self.reader.events().text_bytes(text))?.into_any(),
             _ => self.rare(event)?,
         })
     }
@@ -290,7 +290,7 @@ impl<'py> Objects<'_, 'py> {
                 self.at_once |= index == 0 && text == wire::PRNG_MARKER.as_bytes();
                 self.keys.get_of(self.py, text, pairs.into())?.into_any()
             } else if self.text_keys {
-                new_string(self.py, self.reader.key_text(key)?.as_bytes())?.into_any()
+                new_string(self.py, &self.reader.key_text(key)?)?.into_any()
             } else {
                 let object = self.object(key)?;
                 if let Event::Ext(_, span) = key {
@@ -343,9 +343,7 @@ impl<'py> Objects<'_, 'py> {
 #[cold]
 fn is_leaf(map: &Bound<'_, PyDict>, key: &str) -> bool {
     let markers = [wire::CHUNKED_MARKER, wire::PRNG_MARKER];
-    let has = |marker: &&str| {
-        new_string(map.py(), marker.as_bytes()).and_then(|marker| map.contains(marker))
-    };
+    let has = |marker: &&str| new_string(map.py(), marker).and_then(|marker| map.contains(marker));
     markers.contains(&key) || markers.iter().any(|marker| has(marker).unwrap_or(false))
 }
 

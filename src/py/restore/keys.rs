@@ -64,7 +64,7 @@ impl<'py> Name<'py> {
     pub fn object(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         match self {
             Self::Text(text) => Ok(text.as_any().clone()),
-            Self::Index(index) => Ok(new_string(py, index.to_string().as_bytes())?.into_any()),
+            Self::Index(index) => Ok(new_string(py, &index.to_string())?.into_any()),
             Self::Other(key) => Ok(key.clone()),
         }
     }

@@ -19,7 +19,7 @@ use super::super::classes::is_plain;
 use super::super::failure::Walked;
 use super::super::hooks::Hooks;
 use super::super::memory::{
-    copied, dict_next, list_of_results, new_list_of, new_string, new_tuple_of, new_uint,
+    copied, dict_next, list_of, list_of_results, new_list_of, new_string, new_tuple_of, new_uint,
 };
 use super::super::value;
 use super::assembly::Assembly;
@@ -104,14 +104,10 @@ pub fn record_ties<'py>(py: Python<'py>, record: &[u8]) -> PyResult<Bound<'py, P
 }
 
 fn ties<'py>(py: Python<'py>, record: &Record) -> PyResult<Bound<'py, PyList>> {
-    let pair = |Tie(first, again): &Tie| {
-        let pair = (
-            new_string(py, first.as_bytes())?,
-            new_string(py, again.as_bytes())?,
-        );
-        Ok(pair.into_pyobject(py)?.into_any())
-    };
-    list_of_results(py, record.ties.iter().map(pair))
+    list_of(
+        py,
+        record.ties.iter().map(|Tie(first, again)| [first, again]),
+    )
 }
 
 pub struct Walk<'a, 'py, C> {
@@ -303,7 +299,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         }
         let mut made = grow::with_room(names.len())?;
         for name in names {
-            made.push(Name::Text(new_string(self.py, name.as_bytes())?));
+            made.push(Name::Text(new_string(self.py, name)?));
         }
         Ok(Some(self.names[class].insert(Rc::new(made)).clone()))
     }
@@ -446,18 +442,15 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
 
 /// Makes jax shardings; `None` where devices are missing.
 fn resolved<'py>(py: Python<'py>, shardings: &[Sharding]) -> PyResult<Bound<'py, PyList>> {
-    let texts = |texts: &[String]| {
-        list_of_results(py, texts.iter().map(|text| new_string(py, text.as_bytes())))
-    };
     let axis = |Axis(name, size, is_explicit): &Axis| {
-        let parts = (new_string(py, name.as_bytes())?, *size, *is_explicit);
+        let parts = (new_string(py, name)?, *size, *is_explicit);
         Ok(parts.into_pyobject(py)?.into_any())
     };
     let resolve = Hooks::get(py)?.resolve_sharding.bind(py);
     let described = shardings.iter().map(|Sharding { mesh, spec, memory }| {
         let mesh = list_of_results(py, mesh.iter().map(axis))?;
-        let spec = list_of_results(py, spec.iter().map(|axes| texts(&axes.0)))?;
-        resolve.call1((mesh, spec, texts(memory)?))
+        let spec = list_of_results(py, spec.iter().map(|axes| list_of(py, &axes.0)))?;
+        resolve.call1((mesh, spec, list_of(py, memory)?))
     });
     list_of_results(py, described)
 }
