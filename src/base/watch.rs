@@ -20,7 +20,6 @@ impl Steps {
         Self { left: every, every }
     }
 
-    #[inline]
     pub fn count(&mut self, check: impl FnOnce() -> Result<()>) -> Result<()> {
         self.left -= 1;
         if self.left > 0 {

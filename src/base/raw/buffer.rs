@@ -83,7 +83,6 @@ impl Drop for Buffer {
 impl Deref for Buffer {
     type Target = [u8];
 
-    #[inline]
     fn deref(&self) -> &[u8] {
         // SAFETY: `len` bytes have been written there, and writing others needs `&mut self`.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.len) }
@@ -113,7 +112,6 @@ impl Buffer {
         }
     }
 
-    #[inline]
     pub fn try_reserve(&mut self, more: usize) -> Result<()> {
         if more > self.room - self.len {
             return self.grow(more);
@@ -121,7 +119,6 @@ impl Buffer {
         Ok(())
     }
 
-    #[inline]
     pub fn extend_from_slice(&mut self, bytes: &[u8]) {
         self.reserve(bytes.len());
         self.tail().append(bytes.into());
@@ -129,13 +126,11 @@ impl Buffer {
 
     /// # Panics
     /// If the range exceeds the buffer.
-    #[inline]
     pub fn extend_from_within(&mut self, range: Range<usize>) {
         self.reserve(range.len());
         self.tail().extend_from_within(range);
     }
 
-    #[inline]
     pub fn append(&mut self, bytes: RawBytes<'_>) -> Result<()> {
         self.try_reserve(bytes.len())?;
         self.tail().append(bytes);
@@ -147,14 +142,12 @@ impl Buffer {
     }
 
     /// Like a `Vec`, aborts if out of memory.
-    #[inline]
     fn reserve(&mut self, more: usize) {
         if more > self.room - self.len {
             self.grow(more).expect("memory for a header");
         }
     }
 
-    #[inline]
     pub(crate) fn tail(&mut self) -> Tail<'_> {
         Tail {
             start: self.start,
@@ -221,19 +214,16 @@ pub(crate) struct Tail<'b> {
 }
 
 impl Drop for Tail<'_> {
-    #[inline]
     fn drop(&mut self) {
         self.buffer.len = self.len;
     }
 }
 
 impl Tail<'_> {
-    #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    #[inline]
     pub fn room(&self) -> usize {
         self.room - self.len
     }
@@ -255,7 +245,6 @@ impl Tail<'_> {
 
     /// # Panics
     /// If the range exceeds the buffer, or the copy does not fit.
-    #[inline]
     pub fn extend_from_within(&mut self, range: Range<usize>) {
         assert!(range.start <= range.end && range.end <= self.len);
         // SAFETY: the range is written, and the appended bytes are written after it.

@@ -52,7 +52,6 @@ impl<'a> Filling<'a> {
 
     /// # Panics
     /// If the room is smaller.
-    #[inline]
     pub fn write(&mut self, bytes: &[u8]) {
         self.memory[self.filled..][..bytes.len()].write_copy_of_slice(bytes);
         self.filled += bytes.len();
@@ -62,7 +61,6 @@ impl<'a> Filling<'a> {
     ///
     /// # Panics
     /// If the room is smaller, or `fill` returns other bytes.
-    #[inline]
     pub fn fill(
         &mut self,
         len: usize,
@@ -93,7 +91,6 @@ impl<'a> Filling<'a> {
     }
 }
 
-#[inline]
 fn filled_of(
     part: &mut Uninit,
     fill: impl for<'t> FnOnce(&'t mut Uninit) -> Result<&'t mut [u8]>,

@@ -11,7 +11,6 @@ use crate::{Error, Result};
 pub struct Dims(SmallVec<[isize; 6]>);
 
 impl Dims {
-    #[inline]
     pub fn as_slice(&self) -> &[isize] {
         &self.0
     }

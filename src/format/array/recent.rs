@@ -57,7 +57,6 @@ impl RecentPlace {
 }
 
 impl KnownHeaders {
-    #[inline]
     fn aligned_at(&self, place: RecentPlace) -> Option<(usize, Range<usize>)> {
         self.aligned.get(place.0?)?.clone()
     }

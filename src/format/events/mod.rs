@@ -72,7 +72,6 @@ pub struct Span {
 }
 
 impl Span {
-    #[inline]
     pub fn range(self) -> Range<usize> {
         self.start..self.start + self.len as usize
     }
@@ -124,7 +123,6 @@ impl ArrayEvent<'_> {
         dtype.and_then(itemsize).is_some()
     }
 
-    #[inline]
     pub fn nbytes(&self) -> usize {
         self.spans.iter().map(|span| span.len as usize).sum()
     }
@@ -154,19 +152,16 @@ pub struct Events {
 }
 
 impl Events {
-    #[inline]
     pub fn as_slice(&self) -> &[Event] {
         &self.list
     }
 
-    #[inline]
     pub fn text(&self, text: Text) -> &str {
         let bytes = &self.text[text.start..text.start + text.len as usize];
         // Checking short strings again costs less than `unsafe`.
         std::str::from_utf8(bytes).unwrap_or_default()
     }
 
-    #[inline]
     pub fn text_bytes(&self, text: Text) -> &[u8] {
         &self.text[text.start..text.start + text.len as usize]
     }
@@ -198,7 +193,6 @@ impl Events {
     }
 
     /// Returns the index of the event after a value.
-    #[inline]
     pub fn after(&self, event: usize) -> usize {
         match self.list[event] {
             Event::List(container) | Event::Map(container) | Event::PrngKey(container) => {

@@ -125,12 +125,10 @@ impl<'a> Reader<'a> {
         &mut self.cursor
     }
 
-    #[inline]
     pub fn offset(&self) -> usize {
         self.cursor.offset()
     }
 
-    #[inline]
     pub fn events(&self) -> &Events {
         &self.events
     }
@@ -272,7 +270,6 @@ impl<'a> Reader<'a> {
         Ok(Text { len, start })
     }
 
-    #[inline]
     pub(super) fn span(&mut self, len: u32) -> Span {
         let start = self.cursor.offset();
         self.cursor.skip(len as usize);

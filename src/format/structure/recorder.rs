@@ -41,7 +41,6 @@ impl Default for Recorder {
 impl Recorder {
     const PLAIN: u32 = 0;
 
-    #[inline]
     pub fn plain(&mut self) -> Result<()> {
         self.child(Self::PLAIN)
     }
@@ -123,7 +122,6 @@ impl Recorder {
         Ok(record)
     }
 
-    #[inline]
     fn child(&mut self, node: u32) -> Result<()> {
         let repeats = self.open.last_mut().expect("the list around the root");
         match repeats.last_mut() {

@@ -29,7 +29,6 @@ static ALLOCATOR: Reserved = Reserved;
 
 // SAFETY: all memory comes from the system's allocator and goes back to it, by the same calls.
 unsafe impl GlobalAlloc for Reserved {
-    #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: as the caller guarantees.
         let memory = unsafe { System.alloc(layout) };
@@ -40,13 +39,11 @@ unsafe impl GlobalAlloc for Reserved {
         memory
     }
 
-    #[inline]
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
         // SAFETY: as the caller guarantees.
         unsafe { System.dealloc(memory, layout) };
     }
 
-    #[inline]
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // SAFETY: as the caller guarantees.
         let new = unsafe { System.realloc(memory, layout, size) };
@@ -69,12 +66,10 @@ fn give_up() -> bool {
     true
 }
 
-#[inline]
 pub fn keep() -> Result<()> {
     if exists() { Ok(()) } else { fill() }
 }
 
-#[inline]
 pub fn exists() -> bool {
     !KEPT.load(Ordering::Relaxed).is_null()
 }

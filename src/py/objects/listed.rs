@@ -193,7 +193,6 @@ impl<'py> Cursor<'py> for Listed<'_, 'py> {
     type Place = usize;
     type Node = Node;
 
-    #[inline]
     fn enter(
         &mut self,
         event: usize,

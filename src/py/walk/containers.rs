@@ -258,7 +258,6 @@ impl<'py> Walk<'py> {
             .map_err(|failure| failure.below(text_of(key)))
     }
 
-    #[inline]
     fn child(
         &mut self,
         value: &Bound<'py, PyAny>,

@@ -71,7 +71,6 @@ impl LeafPayload {
 }
 
 impl Payload for LeafPayload {
-    #[inline]
     fn len(&self) -> usize {
         match self {
             Self::Memory(memory) | Self::Held(memory) => memory.as_raw().len(),
@@ -99,7 +98,6 @@ impl Payload for LeafPayload {
         }
     }
 
-    #[inline]
     fn memory(&self) -> Option<RawBytes<'_>> {
         match self {
             Self::Memory(memory) | Self::Held(memory) => Some(memory.as_raw()),
