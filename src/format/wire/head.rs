@@ -1,4 +1,4 @@
-//! Headers of values, written and read by one table.
+//! Headers of values.
 //!
 //! flax writes the smallest form of each; [`crate::format::array`] uses wider ones to align payloads.
 
@@ -95,8 +95,9 @@ const INT: &[Form] = &[
     field(0xd2, 4),
     field(0xd3, 8),
 ];
-const FLOAT: &[Form] = &[field(0xca, 4), field(0xcb, 8)];
-const SIMPLE: &[Form] = &[fix(0xc0, 0), fix(0xc2, 1)];
+const FLOAT: &[Form] = &[field(0xcb, 8)];
+const NIL: &[Form] = &[fix(0xc0, 0)];
+const BOOL: &[Form] = &[fix(0xc2, 1)];
 const EXT: &[Form] = &[field(0xc7, 1), field(0xc8, 2), field(0xc9, 4)];
 /// Extensions of 1, 2, 4, 8 and 16 bytes have a form without a field, before the others.
 const FIXED_EXT: &[&[Form]] = &[
@@ -107,91 +108,14 @@ const FIXED_EXT: &[&[Form]] = &[
     &[fix(0xd8, u64::MAX), EXT[0], EXT[1], EXT[2]],
 ];
 
-#[derive(Clone, Copy, PartialEq)]
-enum Family {
-    Never,
-    Nil,
-    Bool,
-    Uint,
-    Int,
-    F32,
-    F64,
-    Str,
-    Bin,
-    Array,
-    Map,
-    Ext,
-    FixedExt,
-}
-
-#[derive(Clone, Copy)]
-struct First {
-    family: Family,
-    field: u8,
-    value: u8,
-}
-
-/// The table, inverted.
-static FIRST: [First; 256] = {
-    let mut all = [First {
-        family: Family::Never,
-        field: 0,
-        value: 0,
-    }; 256];
-    let families = [
-        (Family::Str, STR),
-        (Family::Bin, BIN),
-        (Family::Array, ARRAY),
-        (Family::Map, MAP),
-        (Family::Uint, UINT),
-        (Family::Int, INT),
-        (Family::F32, &[FLOAT[0]]),
-        (Family::F64, &[FLOAT[1]]),
-        (Family::Nil, &[SIMPLE[0]]),
-        (Family::Bool, &[SIMPLE[1]]),
-        (Family::Ext, EXT),
-    ];
-    let mut family = 0;
-    while family < families.len() {
-        let mut form = 0;
-        while form < families[family].1.len() {
-            let Form { first, field, max } = families[family].1[form];
-            let last = if field == 0 { max } else { 0 };
-            let mut value = 0;
-            while value <= last {
-                #[allow(clippy::cast_possible_truncation)] // 127 at most
-                let value_byte = value as u8;
-                all[(first + value_byte) as usize] = First {
-                    family: families[family].0,
-                    field,
-                    value: value_byte,
-                };
-                value += 1;
-            }
-            form += 1;
-        }
-        family += 1;
-    }
-    let mut power = 0;
-    while power < FIXED_EXT.len() {
-        all[FIXED_EXT[power][0].first as usize] = First {
-            family: Family::FixedExt,
-            field: 0,
-            value: 1 << power,
-        };
-        power += 1;
-    }
-    all
-};
-
 impl Head {
     pub const MAX_BYTES: usize = 9;
 
     #[inline(always)] // here and below: callers that know the kind of header need little of this
     fn forms(self) -> (&'static [Form], u64) {
         match self {
-            Self::Nil => (&SIMPLE[..1], 0),
-            Self::Bool(value) => (&SIMPLE[1..], value.into()),
+            Self::Nil => (NIL, 0),
+            Self::Bool(value) => (BOOL, value.into()),
             Self::Int(value) if value >= 0 => (UINT, value.cast_unsigned()),
             Self::Int(value) => {
                 let limits = [-32, i8::MIN.into(), i16::MIN.into(), i32::MIN.into()];
@@ -202,7 +126,7 @@ impl Head {
                 (form, if narrow == 0 { field & 0x1f } else { field })
             }
             Self::Uint(value) => (UINT, value),
-            Self::Float(value) => (&FLOAT[1..], value.to_bits()),
+            Self::Float(value) => (FLOAT, value.to_bits()),
             Self::Str(len) => (STR, len.into()),
             Self::Bin(len) => (BIN, len.into()),
             Self::Array(len) => (ARRAY, len.into()),
@@ -293,42 +217,41 @@ impl Head {
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation)] // the field has four bytes
     pub fn read(bytes: &[u8; 16], available: usize) -> std::result::Result<(Self, usize), usize> {
-        let First {
-            family,
-            field,
-            value,
-        } = FIRST[bytes[0] as usize];
-        let mut width = 1 + field as usize;
-        if matches!(family, Family::Ext | Family::FixedExt) {
-            width += 1;
-        }
+        let first = bytes[0];
+        let field = match first {
+            0xc4 | 0xc7 | 0xcc | 0xd0 | 0xd9 => 1,
+            0xc5 | 0xc8 | 0xcd | 0xd1 | 0xda | 0xdc | 0xde => 2,
+            0xc6 | 0xc9 | 0xca | 0xce | 0xd2 | 0xdb | 0xdd | 0xdf => 4,
+            0xcb | 0xcf | 0xd3 => 8,
+            _ => 0,
+        };
+        let is_ext = matches!(first, 0xc7..=0xc9 | 0xd4..=0xd8);
+        let width = 1 + field as usize + usize::from(is_ext);
         if available < width {
             return Err(width);
         }
-        let wide = u64::from_be_bytes([
-            bytes[1], bytes[2], bytes[3], bytes[4], bytes[5], bytes[6], bytes[7], bytes[8],
-        ]);
-        let (value, signed) = match field {
-            0 => (u64::from(value), i64::from(value) - 32),
-            bytes => {
-                let unused = 64 - 8 * u32::from(bytes);
-                (wide >> unused, wide.cast_signed() >> unused)
-            }
-        };
-        let head = match family {
-            Family::Never => return Err(0),
-            Family::Nil => Self::Nil,
-            Family::Bool => Self::Bool(value != 0),
-            Family::Uint => Self::Uint(value),
-            Family::Int => Self::Int(signed),
-            Family::F32 => Self::Float(f32::from_bits(value as u32).into()),
-            Family::F64 => Self::Float(f64::from_bits(value)),
-            Family::Str => Self::Str(value as u32),
-            Family::Bin => Self::Bin(value as u32),
-            Family::Array => Self::Array(value as u32),
-            Family::Map => Self::Map(value as u32),
-            Family::Ext => Self::Ext(bytes[width - 1].cast_signed(), value as u32),
-            Family::FixedExt => Self::Ext(bytes[1].cast_signed(), value as u32),
+        let wide = u64::from_be_bytes(*bytes[1..].first_chunk().expect("16 bytes"));
+        let value = wide.unbounded_shr(64 - 8 * field);
+        let signed = wide.cast_signed().unbounded_shr(64 - 8 * field);
+        let head = match first {
+            0x00..=0x7f => Self::Uint(first.into()),
+            0x80..=0x8f => Self::Map((first & 0x0f).into()),
+            0x90..=0x9f => Self::Array((first & 0x0f).into()),
+            0xa0..=0xbf => Self::Str((first & 0x1f).into()),
+            0xc0 => Self::Nil,
+            0xc1 => return Err(0),
+            0xc2 | 0xc3 => Self::Bool(first == 0xc3),
+            0xc4..=0xc6 => Self::Bin(value as u32),
+            0xc7..=0xc9 => Self::Ext(bytes[width - 1].cast_signed(), value as u32),
+            0xca => Self::Float(f32::from_bits(value as u32).into()),
+            0xcb => Self::Float(f64::from_bits(value)),
+            0xcc..=0xcf => Self::Uint(value),
+            0xd0..=0xd3 => Self::Int(signed),
+            0xd4..=0xd8 => Self::Ext(bytes[1].cast_signed(), 1 << (first - 0xd4)),
+            0xd9..=0xdb => Self::Str(value as u32),
+            0xdc | 0xdd => Self::Array(value as u32),
+            0xde | 0xdf => Self::Map(value as u32),
+            0xe0..=0xff => Self::Int(first.cast_signed().into()),
         };
         Ok((head, width))
     }
