@@ -10,23 +10,27 @@ pub trait Watch: Sync {
     fn done(&self, bytes: usize) -> Result<()>;
 }
 
-pub struct Steps {
+/// Checks a watch now and then, in a loop of short steps.
+pub struct Steps<'a> {
     left: usize,
-    every: usize,
+    watch: &'a dyn Watch,
 }
 
-impl Steps {
-    pub fn new(every: usize) -> Self {
-        Self { left: every, every }
+impl<'a> Steps<'a> {
+    const EVERY: usize = 1 << 10;
+
+    pub fn new(watch: &'a dyn Watch) -> Self {
+        let left = Self::EVERY;
+        Self { left, watch }
     }
 
-    pub fn count(&mut self, check: impl FnOnce() -> Result<()>) -> Result<()> {
+    pub fn count(&mut self) -> Result<()> {
         self.left -= 1;
         if self.left > 0 {
             return Ok(());
         }
-        self.left = self.every;
-        check()
+        self.left = Self::EVERY;
+        self.watch.check()
     }
 }
 

@@ -5,14 +5,12 @@ use std::ops::Range;
 
 use super::{Catalog, LeafSpan};
 use crate::base::source::Source;
-use crate::base::watch::Watch;
+use crate::base::watch::{Steps, Watch};
 use crate::format::events::{ArrayEvent, Event, Events, Reader};
 use crate::format::index::LeafKind;
 use crate::format::structure::{RECORD_KEY, ROOT_KEY};
 use crate::format::wire::{Cursor, Head};
 use crate::{Error, Result, base::grow};
-
-const CHECK_LEAVES: usize = 1 << 10;
 
 impl Catalog {
     /// Reads a leaf.
@@ -80,11 +78,9 @@ impl Catalog {
             return Ok(changed);
         }
         let mut reader = Reader::new(source);
-        let mut first = 0;
+        let (mut first, mut steps) = (0, Steps::new(watch));
         for (value, entry) in self.entries.iter().enumerate() {
-            if value.is_multiple_of(CHECK_LEAVES) {
-                watch.check()?;
-            }
+            steps.count()?;
             if !entry.is_leaf {
                 continue;
             }

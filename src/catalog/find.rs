@@ -11,17 +11,15 @@ use crate::{Result, base::grow};
 /// Up to this number of children a table is not faster.
 const FEW: usize = 16;
 
-const CHECK_CHILDREN: usize = 1 << 12;
-
 impl Catalog {
     /// For each value, the value of another catalog at the same path; of equal paths the last.
     ///
     /// Compares each key once: all paths together may be much longer than the data.
     pub fn partners(&self, other: &Self, watch: &dyn Watch) -> Result<Vec<Option<usize>>> {
         let mut partners = grow::with_room(self.values())?;
-        let mut steps = Steps::new(CHECK_CHILDREN);
+        let mut steps = Steps::new(watch);
         for (value, entry) in self.entries.iter().enumerate() {
-            steps.count(|| watch.check())?;
+            steps.count()?;
             let partner = match value {
                 0 => Some(0),
                 _ => match partners[entry.parent] {
@@ -56,9 +54,9 @@ impl Catalog {
             return Ok(table);
         }
         let mut table = Table::with_room(self.children(value).count())?;
-        let mut steps = Steps::new(CHECK_CHILDREN);
+        let mut steps = Steps::new(watch);
         for child in self.children(value) {
-            steps.count(|| watch.check())?;
+            steps.count()?;
             let key = self.key(child);
             table.insert(self.tables.hash(key), child - value, |distance| {
                 self.has_key(value + distance, key)

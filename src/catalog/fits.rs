@@ -10,8 +10,6 @@ use crate::format::index::LeafKind;
 use crate::format::structure::{Kind, Node, Record, Value};
 use crate::{Error, Result, base::grow};
 
-const CHECK_VALUES: usize = 1 << 14;
-
 pub(super) const NONE: usize = usize::MAX;
 
 impl Catalog {
@@ -29,9 +27,9 @@ impl Catalog {
             keys: HashMap::new(),
             record: &record,
         };
-        let mut steps = Steps::new(CHECK_VALUES);
+        let mut steps = Steps::new(watch);
         for (value, node) in self.nodes(&record)?.into_iter().enumerate() {
-            steps.count(|| watch.check())?;
+            steps.count()?;
             if node != NONE && record.nodes[node].0 != Kind::Plain {
                 let done = self.check_node(source, value, node, &mut values);
                 done.map_err(|error| error.of_data_at(|| self.path_of(value)))?;

@@ -15,8 +15,6 @@ use crate::format::structure::{RECORD_KEY, ROOT_KEY, Record};
 use crate::format::wire::Cursor;
 use crate::{Error, Result, base::grow};
 
-pub(super) const CHECK_VALUES: usize = 1 << 14;
-
 pub(super) struct Open {
     pub(super) entry: usize,
     pub(super) start: usize,
@@ -232,9 +230,9 @@ impl Catalog {
         let mut open: Vec<Open> = Vec::new();
         let mut keys: Vec<Key> = Vec::new();
         let mut before = 0;
-        let mut steps = Steps::new(CHECK_VALUES);
+        let mut steps = Steps::new(watch);
         loop {
-            steps.count(|| watch.check())?;
+            steps.count()?;
             let event = reader.next()?;
             // Repeated keys of an outline are numbers.
             let is_key = open.last().is_some_and(|open| open.done.is_multiple_of(2));

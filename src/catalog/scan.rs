@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::check::plain_kind;
-use super::read::{CHECK_VALUES, Open};
+use super::read::Open;
 use super::{Catalog, Entry, Key};
 use crate::base::error::Path;
 use crate::base::source::{Source, bytes_of};
@@ -40,10 +40,10 @@ impl Catalog {
         open: &mut Vec<Open>,
         watch: &dyn Watch,
     ) -> Result<()> {
-        let mut steps = Steps::new(CHECK_VALUES);
+        let mut steps = Steps::new(watch);
         let mut region = 0;
         loop {
-            steps.count(|| watch.check())?;
+            steps.count()?;
             let start = reader.offset();
             let event = reader.next()?;
             let Some(key) = self.key_of(open.last_mut(), reader, event)? else {

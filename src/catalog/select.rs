@@ -5,8 +5,6 @@ use crate::base::watch::{Steps, Watch};
 use crate::patterns::{Selector, State};
 use crate::{Result, base::grow};
 
-const CHECK_VALUES: usize = 1 << 12;
-
 #[derive(Debug, Default)]
 pub struct Marks {
     before: Vec<usize>,
@@ -87,9 +85,9 @@ impl Catalog {
             unmatched: patterns,
             undecided: None,
         };
-        let (mut at, mut steps) = (value, Steps::new(CHECK_VALUES));
+        let (mut at, mut steps) = (value, Steps::new(watch));
         while at < self.after(value) {
-            steps.count(|| watch.check())?;
+            steps.count()?;
             at = marking.value(at)?;
         }
         marking.close(usize::MAX);

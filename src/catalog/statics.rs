@@ -4,12 +4,10 @@ use std::collections::HashMap;
 
 use super::Catalog;
 use super::fits::NONE;
-use crate::base::watch::Watch;
+use crate::base::watch::{Steps, Watch};
 use crate::catalog::apart::{apart, short, short_name};
 use crate::format::structure::{Kind, NodeType, Record, Value};
 use crate::{Result, base::grow};
-
-const CHECK_VALUES: usize = 1 << 12;
 
 pub struct StaticDifference {
     /// If static data of the type have names.
@@ -43,10 +41,9 @@ impl Catalog {
         let mut pairs = grow::filled(NONE, end - start)?;
         pairs[0] = other_start;
         let mut known: HashMap<(usize, usize), Option<usize>> = HashMap::new();
+        let mut steps = Steps::new(watch);
         for value in start..end {
-            if value % CHECK_VALUES == 0 {
-                watch.check()?;
-            }
+            steps.count()?;
             let pair = pairs[value - start];
             if pair == NONE || left.nodes[value] == NONE || right.nodes[pair] == NONE {
                 continue;

@@ -12,7 +12,7 @@ use crate::base::error::mismatch;
 use crate::base::grow::{self, decode, encode_named};
 use crate::base::raw::{Filling, RawBytes, Uninit};
 use crate::base::source::{Source, missing};
-use crate::base::watch::Watch;
+use crate::base::watch::{Steps, Watch};
 use crate::codec::delta::{BLOCK_BYTES, Block, Elements, Kind};
 use crate::format::footer;
 use crate::format::wire::{Cursor, EXT_DELTA, Head, length};
@@ -134,14 +134,10 @@ fn read_value<'a>(
     watch: &dyn Watch,
     mut each: impl FnMut(usize, Range<usize>, i8) -> Result<()>,
 ) -> Result<Cursor<'a>> {
-    const CHECK_VALUES: usize = 1 << 14;
     let mut cursor = Cursor::within(source, part);
-    let (mut left, mut read) = (1_u64, 0_usize);
+    let (mut left, mut steps) = (1_u64, Steps::new(watch));
     while left > 0 {
-        read += 1;
-        if read.is_multiple_of(CHECK_VALUES) {
-            watch.check()?;
-        }
+        steps.count()?;
         left -= 1;
         let start = cursor.offset();
         match cursor.head()? {

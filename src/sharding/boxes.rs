@@ -14,8 +14,6 @@ use crate::format::index::LeafKind;
 use crate::sharding::manifest::Grid;
 use crate::{Error, Result, base::grow};
 
-const CHECK_SHARDS: usize = 1 << 10;
-
 #[derive(Debug)]
 pub struct ShardedArray {
     grid: ShardGrid,
@@ -217,9 +215,9 @@ impl ShardBox {
         let array = &*self.array;
         let mut around = grow::filled(None::<Option<usize>>, files.len())?;
         let mut name = String::new();
-        let (mut at, mut steps) = (0, Steps::new(CHECK_SHARDS));
+        let (mut at, mut steps) = (0, Steps::new(watch));
         self.parts.each(|part| {
-            steps.count(|| watch.check())?;
+            steps.count()?;
             let number = array.files[part.shard];
             if files.get(at).is_none_or(|file| file.number != number) {
                 let place = files.binary_search_by_key(&number, |file| file.number);
