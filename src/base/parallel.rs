@@ -259,7 +259,7 @@ fn has_room_for_thread() -> bool {
     grow::check_room(THREAD_BYTES).is_ok()
 }
 
-const NO_PANIC: &str = "no work panics while it holds the lock";
+pub const NO_PANIC: &str = "nothing panics while it holds the lock";
 
 #[cfg(test)]
 mod tests {

@@ -5,10 +5,8 @@
 use std::fs::File;
 use std::io;
 
-#[cfg(unix)]
 use crate::Result;
 use crate::base::raw::RawBytes;
-#[cfg(unix)]
 use crate::base::watch::Watch;
 
 /// Makes a call until no signal interrupts it.

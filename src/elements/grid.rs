@@ -117,11 +117,7 @@ impl ShardGrid {
             return None;
         }
         let dims = self.dims.iter().zip(bounds);
-        let dims = dims.map(|(dim, &bounds)| Cut {
-            count: dim.count,
-            size: dim.size,
-            bounds,
-        });
+        let dims = dims.map(|(&dim, &bounds)| Cut { dim, bounds });
         Some(ShardParts {
             dims: dims.collect(),
         })
@@ -156,8 +152,7 @@ pub struct ShardParts {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Cut {
-    count: usize,
-    size: usize,
+    dim: Dim,
     bounds: Bounds,
 }
 
@@ -172,19 +167,19 @@ impl ShardParts {
     ) -> std::result::Result<(), E> {
         let mut part = ShardPart {
             shard: 0,
-            local: self.dims.iter().map(|dim| dim.bounds).collect(),
+            local: self.dims.iter().map(|cut| cut.bounds).collect(),
             target: vec![0..0; self.dims.len()],
         };
         for number in 0..self.len() {
             let (mut left, mut shards) = (number, 1);
             part.shard = 0;
-            for (at, dim) in self.dims.iter().enumerate().rev() {
-                let piece = dim.piece(left % dim.len());
-                left /= dim.len();
-                part.shard += piece.shard * shards;
-                shards *= dim.count;
-                part.local[at] = piece.local;
-                part.target[at] = piece.target;
+            for (at, cut) in self.dims.iter().enumerate().rev() {
+                let (shard, target) = cut.piece(left % cut.len());
+                left /= cut.len();
+                part.shard += shard * shards;
+                shards *= cut.dim.count;
+                part.local[at] = cut.local(shard, &target);
+                part.target[at] = target;
             }
             visit(&part)?;
         }
@@ -192,39 +187,34 @@ impl ShardParts {
     }
 }
 
-struct Piece {
-    shard: usize,
-    local: Bounds,
-    target: Range<usize>,
-}
-
 impl Cut {
     fn len(&self) -> usize {
         let Bounds { start, count, step } = self.bounds;
-        if count == 0 || step >= self.size {
+        if count == 0 || step >= self.dim.size {
             return count; // no two are in one shard
         }
-        (start + (count - 1) * step) / self.size - start / self.size + 1
+        (start + (count - 1) * step) / self.dim.size - start / self.dim.size + 1
     }
 
-    fn piece(&self, number: usize) -> Piece {
+    /// A piece of the box: its shard, and its range in the box.
+    fn piece(&self, number: usize) -> (usize, Range<usize>) {
         let Bounds { start, count, step } = self.bounds;
-        let (shard, target) = if step >= self.size {
-            ((start + number * step) / self.size, number..number + 1)
-        } else {
-            let shard = start / self.size + number;
-            let from = |shard: usize| (shard * self.size).saturating_sub(start).div_ceil(step);
-            (shard, from(shard)..from(shard + 1).min(count))
-        };
-        let local = Bounds {
-            start: start + target.start * step - shard * self.size,
+        let size = self.dim.size;
+        if step >= size {
+            return ((start + number * step) / size, number..number + 1);
+        }
+        let shard = start / size + number;
+        let from = |shard: usize| (shard * size).saturating_sub(start).div_ceil(step);
+        (shard, from(shard)..from(shard + 1).min(count))
+    }
+
+    /// The range of a piece in its shard.
+    fn local(&self, shard: usize, target: &Range<usize>) -> Bounds {
+        let Bounds { start, step, .. } = self.bounds;
+        Bounds {
+            start: start + target.start * step - shard * self.dim.size,
             count: target.len(),
             step,
-        };
-        Piece {
-            shard,
-            local,
-            target,
         }
     }
 }

@@ -8,7 +8,7 @@ use std::num::NonZero;
 use std::sync::Mutex;
 
 use super::base::Base;
-use super::join::{Join, Mismatches, NO_PANIC, Part, malformed};
+use super::join::{Join, Mismatches, Part, malformed};
 use super::patch::{Patch, value_len};
 use crate::base::raw::RawBytes;
 use crate::base::source::Source;
@@ -120,11 +120,11 @@ fn forth(
         if change.is_done {
             return Ok(());
         }
-        let mut mismatches = mismatches.lock().expect(NO_PANIC);
+        let mut mismatches = mismatches.lock().expect(parallel::NO_PANIC);
         mismatches.add(join.partners[number].0)
     };
     parallel::for_each_with(grow::collect(changes)?, threads, work, || watch.check())?;
-    let mismatches = mismatches.into_inner().expect(NO_PANIC);
+    let mismatches = mismatches.into_inner().expect(parallel::NO_PANIC);
     mismatches.check(&join.catalog)
 }
 

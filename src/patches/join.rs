@@ -17,8 +17,6 @@ use crate::catalog::Catalog;
 use crate::codec::delta::{BLOCK_BYTES, Decoder, Kind};
 use crate::{Error, Result, base::grow, base::parallel};
 
-pub(super) const NO_PANIC: &str = "nothing panics while it holds the lock";
-
 const MOST_PATHS: usize = 100;
 
 /// A patch whose differences have partners in a base.
@@ -205,7 +203,7 @@ impl<'a> Join<'a> {
             };
             parallel::for_each_with(items, threads, work, || watch.check())
         })?;
-        let mismatches: Mismatches = mismatches.into_inner().expect(NO_PANIC);
+        let mismatches: Mismatches = mismatches.into_inner().expect(parallel::NO_PANIC);
         let is_another = mismatches.values.len() == blocks && !self.patch.is_damaged;
         if !self.salvages || is_another {
             mismatches.check(&self.catalog)?;
@@ -238,7 +236,7 @@ impl<'a> Join<'a> {
         let start = block * BLOCK_BYTES;
         let (memory, is_base) = decoder.join(encoded, &base, start, memory, self.salvages)?;
         if !is_base {
-            mismatches.lock().expect(NO_PANIC).add(*value)?;
+            mismatches.lock().expect(parallel::NO_PANIC).add(*value)?;
         }
         Ok(memory)
     }

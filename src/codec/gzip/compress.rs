@@ -32,8 +32,6 @@ fn window(threads: NonZero<usize>) -> usize {
         .max(WAITING_BYTES / BLOCK_BYTES)
 }
 
-const NO_PANIC: &str = "nothing panics while it holds the lock";
-
 struct Piece {
     memory: Vec<u8>,
     encoded: Encoded,
@@ -69,7 +67,11 @@ pub fn compress(
         read_to(source, begin..begin + len, &mut worker.block)?;
         let mut checksum = Hasher::new();
         checksum.update(&worker.block);
-        let mut memory = spare.lock().expect(NO_PANIC).pop().unwrap_or_default();
+        let mut memory = spare
+            .lock()
+            .expect(parallel::NO_PANIC)
+            .pop()
+            .unwrap_or_default();
         let Worker { coder, block, .. } = worker;
         let encoded = if method == Method::Numbers {
             let phase = source.phase(begin..begin + len);
@@ -96,7 +98,7 @@ pub fn compress(
             let Encoded { len, literal } = piece.encoded;
             entries.push(len, literal, piece.checksum.clone().finalize())?;
             out.append(&piece.memory[..len])?;
-            spare.lock().expect(NO_PANIC).push(piece.memory);
+            spare.lock().expect(parallel::NO_PANIC).push(piece.memory);
             checksum.combine(&piece.checksum);
             watch.done(bytes.min((index + 1) * BLOCK_BYTES))
         },

@@ -1,7 +1,6 @@
 //! Keeps a block decoder per thread.
 
 use std::hash::{BuildHasher, RandomState};
-use std::mem;
 
 use libdeflater::Decompressor;
 
@@ -13,7 +12,8 @@ use crate::{Result, base::grow, codec::zlib};
 pub struct Decoders {
     interleaved: Option<Interleaved>,
     streams: Option<streams::Decoder>,
-    scratch: Vec<u8>,
+    /// With arbitrary content.
+    pub scratch: Vec<u8>,
     other: Option<(Decompressor, Probe)>,
     input: Vec<u8>,
     block: Vec<u8>,
@@ -26,15 +26,6 @@ impl Decoders {
 
     pub fn streams(&mut self) -> Result<&mut streams::Decoder> {
         grow::kept(&mut self.streams, streams::Decoder::new)
-    }
-
-    /// Scratch memory with arbitrary content; return it with `keep`.
-    pub fn memory(&mut self) -> Vec<u8> {
-        mem::take(&mut self.scratch)
-    }
-
-    pub fn keep(&mut self, memory: Vec<u8>) {
-        self.scratch = memory;
     }
 
     /// Inflates a piece of a stream that must yield `len` bytes and end at a block boundary, so

@@ -189,7 +189,10 @@ impl<S: Source> Indexed<S> {
                 read_to(&self.stream, block.start..block.start + block.len, copy)?;
             }
         }
-        let input = |place: usize| self.stable(&blocks[place]).unwrap_or(&copies[place]);
+        let input = |place: usize| match self.stream.stable() {
+            Some(stream) => &stream[blocks[place].start..][..blocks[place].len],
+            None => &copies[place],
+        };
         let mut checksums = vec![Hasher::new(); blocks.len()];
         let mut take = |place: usize, piece: &[u8]| {
             checksums[place].update(piece);
@@ -254,12 +257,6 @@ impl<S: Source> Indexed<S> {
     fn block_len(&self, number: usize) -> usize {
         let block_bytes = self.index.block_bytes;
         block_bytes.min(self.len() - number * block_bytes)
-    }
-
-    fn stable(&self, block: &IndexEntry) -> Option<&[u8]> {
-        self.stream
-            .stable()?
-            .get(block.start..block.start + block.len)
     }
 }
 

@@ -54,16 +54,15 @@ impl Interleaved {
             }
         };
         match blocks.len() {
-            1 => self.decode_all(one, [blocks[0]], len, &mut take),
-            2..=4 => self.decode_all(four, std::array::from_fn(block), len, &mut take),
-            5..=LANES => self.decode_all(eight, std::array::from_fn(block), len, &mut take),
+            1 => self.decode_all([blocks[0]], len, &mut take),
+            2..=4 => self.decode_all::<4>(std::array::from_fn(block), len, &mut take),
+            5..=LANES => self.decode_all::<LANES>(std::array::from_fn(block), len, &mut take),
             count => panic!("{count} blocks"),
         }
     }
 
     fn decode_all<const N: usize>(
         &mut self,
-        stage: fn(&[Table; N], &mut [BitReader<'_>; N], &mut [Stage; N], usize) -> usize,
         blocks: [&[u8]; N],
         len: usize,
         take: &mut impl FnMut(usize, &[u8]),
@@ -134,9 +133,9 @@ fn literal(entry: u16) -> u8 {
 }
 
 /// Decodes up to `steps` steps of `N` blocks, until one is near its end; returns their number.
-#[inline(always)]
-// Compiled once per number of blocks and instruction set.
-#[allow(clippy::needless_range_loop)]
+// With BMI, variable shifts and masks are one instruction.
+#[multiversion(targets("x86_64+bmi1+bmi2+lzcnt"))]
+#[allow(clippy::needless_range_loop)] // the lanes of one place together
 fn stage<const N: usize>(
     tables: &[Table; N],
     readers: &mut [BitReader<'_>; N],
@@ -162,22 +161,6 @@ fn stage<const N: usize>(
     *readers = now;
     done
 }
-
-macro_rules! stages {
-    ($($name:ident: $count:literal),*) => {$(
-        // With BMI, variable shifts and masks are one instruction.
-        #[multiversion(targets("x86_64+bmi1+bmi2+lzcnt"))]
-        fn $name(
-            tables: &[Table; $count],
-            readers: &mut [BitReader<'_>; $count],
-            staged: &mut [Stage; $count],
-            steps: usize,
-        ) -> usize {
-            stage(tables, readers, staged, steps)
-        }
-    )*};
-}
-stages!(one: 1, four: 4, eight: 8);
 
 /// Reads a block's header and sets the table. Returns the bits of the end symbol, or `None` for any
 /// other form of block.

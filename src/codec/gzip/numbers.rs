@@ -2,6 +2,8 @@
 //!
 //! docs/format.md, "Numbers", has the layout, and docs/design.md, "Compression", the reasons.
 
+use std::mem;
+
 use super::block::{self, Encoded, Method, has_repeats, samples};
 use super::decoders::Decoders;
 use super::format::{BLOCK_BYTES, NUMBERS_HEADER};
@@ -276,7 +278,7 @@ pub fn decode(
     mut take: impl FnMut(&[u8]),
 ) -> Result<bool> {
     let count = block.count;
-    let mut scratch = decoders.memory();
+    let mut scratch = mem::take(&mut decoders.scratch);
     if scratch.len() < block.width * count {
         grow::resize(&mut scratch, block.width * count, 0)?;
     }
@@ -286,7 +288,7 @@ pub fn decode(
         };
         let room = &mut scratch[number * count..][..count];
         let whole = if let Plane::Literal(_) = plane {
-            decoders.streams()?.decode(coded, room)
+            decoders.streams()?.decode(coded, room).is_some()
         } else {
             let inflated = decoders.inflate(coded, count)?;
             inflated.is_some_and(|plane| {
@@ -313,7 +315,7 @@ pub fn decode(
         left -= now;
     }
     take(block.after);
-    decoders.keep(scratch);
+    decoders.scratch = scratch;
     Ok(true)
 }
 
@@ -363,8 +365,7 @@ pub fn inflate(
         if !decode(&parts, &mut decoders, take)? || filled != len {
             return Err(damaged());
         }
-        let claimed = block[12..16].first_chunk().copied().map(u32::from_le_bytes);
-        if claimed != Some(checksum.clone().finalize()) {
+        if parts.checksum != checksum.clone().finalize() {
             return Err(damaged());
         }
         out.add(len);

@@ -145,12 +145,8 @@ impl Decoder {
         })
     }
 
-    /// Returns false unless `plane` is as [`Encoder::encode`] writes it.
-    pub fn decode(&mut self, plane: &[u8], out: &mut [u8]) -> bool {
-        self.fill(plane, out).is_some()
-    }
-
-    fn fill(&mut self, plane: &[u8], out: &mut [u8]) -> Option<()> {
+    /// Returns `None` unless `plane` is as [`Encoder::encode`] writes it.
+    pub fn decode(&mut self, plane: &[u8], out: &mut [u8]) -> Option<()> {
         let (table, looks) = (&mut self.table[0], &mut self.looks[0]);
         let (lengths, mut rest) = plane.split_first_chunk::<LENGTHS_BYTES>()?;
         let lengths = lengths.as_chunks::<4>().0;

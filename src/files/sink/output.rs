@@ -29,8 +29,6 @@ const AHEAD: usize = 16;
 /// Bytes copied and summed at a time, in the caches of one core.
 const SUM_BYTES: usize = 128 << 10;
 
-const NO_PANIC: &str = "nothing panics while it holds the lock";
-
 pub struct Output<'a> {
     file: &'a File,
     joined: Vec<u8>,
@@ -190,7 +188,11 @@ pub fn append_blocks<P: Payload + Sync>(
     let part_bytes = seal.map_or(BLOCK_BYTES, |_| SUM_BYTES);
     let spare = Mutex::new(Vec::new());
     let work = |(): &mut (), index: usize| {
-        let mut block: Vec<u8> = spare.lock().expect(NO_PANIC).pop().unwrap_or_default();
+        let mut block: Vec<u8> = spare
+            .lock()
+            .expect(parallel::NO_PANIC)
+            .pop()
+            .unwrap_or_default();
         block.clear();
         let (mut sums, mut digests) = (Vec::new(), Vec::new());
         let start = index * BLOCK_BYTES;
@@ -221,7 +223,7 @@ pub fn append_blocks<P: Payload + Sync>(
             *before = before.join(digest, nbytes);
         }
         out.append(&block)?;
-        spare.lock().expect(NO_PANIC).push(block);
+        spare.lock().expect(parallel::NO_PANIC).push(block);
         watch.done(end.min((index + 1) * BLOCK_BYTES))
     };
     let near = threads.get().saturating_mul(4);
