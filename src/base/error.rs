@@ -121,6 +121,13 @@ impl Error {
         Self::At { path, error }
     }
 
+    /// Adds a path of one key.
+    pub(crate) fn at_key(key: &str, error: Self) -> Self {
+        let mut path = Path::default();
+        path.push_outer(key);
+        Self::at(path, error)
+    }
+
     /// Adds a path to an error of the data.
     pub(crate) fn of_data_at(self, path: impl FnOnce() -> Path) -> Self {
         match self {

@@ -92,12 +92,22 @@ pub fn close(_: File) -> io::Result<()> {
     Ok(())
 }
 
+pub enum Ready {
+    Input,
+    Output,
+}
+
+/// Waits until a pipe has input, or accepts output.
 #[cfg(unix)]
-pub fn poll(file: &File, events: rustix::event::PollFlags, watch: &dyn Watch) -> Result<()> {
-    use rustix::event::{PollFd, Timespec, poll};
+pub fn wait(file: &File, until: &Ready, watch: &dyn Watch) -> Result<()> {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
     const OFTEN: Timespec = Timespec {
         tv_sec: 0,
         tv_nsec: 50_000_000,
+    };
+    let events = match until {
+        Ready::Input => PollFlags::IN,
+        Ready::Output => PollFlags::OUT,
     };
     loop {
         match poll(&mut [PollFd::new(file, events)], Some(&OFTEN)) {
@@ -106,4 +116,9 @@ pub fn poll(file: &File, events: rustix::event::PollFlags, watch: &dyn Watch) ->
             Err(error) => return Err(io::Error::from(error).into()),
         }
     }
+}
+
+#[cfg(not(unix))]
+pub fn wait(_: &File, _: &Ready, watch: &dyn Watch) -> Result<()> {
+    watch.check()
 }

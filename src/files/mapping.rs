@@ -21,7 +21,6 @@ use crate::base::raw::zeroed;
 use crate::base::raw::{Filling, RawBytes, Uninit};
 use crate::base::source::Source;
 use crate::base::system;
-use crate::base::watch::Watch;
 pub use crate::files::handle::open;
 use crate::files::handle::{Handle, open_regular};
 use crate::{Error, Result};
@@ -220,16 +219,6 @@ impl Source for Mapping {
     fn near(&self) -> usize {
         4 << 10 // copied in the time of a call
     }
-}
-
-#[cfg(unix)]
-pub fn wait_for_input(file: &File, watch: &dyn Watch) -> Result<()> {
-    system::poll(file, rustix::event::PollFlags::IN, watch)
-}
-
-#[cfg(not(unix))]
-pub fn wait_for_input(_: &File, watch: &dyn Watch) -> Result<()> {
-    watch.check()
 }
 
 pub fn read_at<'t>(file: &File, offset: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {

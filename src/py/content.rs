@@ -19,16 +19,15 @@ use super::{errors, gzip};
 use crate::base::pages::Pages;
 use crate::base::raw::{AsRaw, Filling, RawBytes, Uninit};
 use crate::base::source::{Source, as_inner, bytes_of};
-use crate::base::system::repeated;
+use crate::base::system::{self, repeated};
 use crate::base::watch::Watch;
 use crate::catalog::Compared;
 use crate::codec::gzip::{Contained, Indexed, Stream, mended};
 use crate::files::handle;
-use crate::files::mapping::{self, Mapping};
+use crate::files::mapping::Mapping;
 use crate::format::events::Span;
 use crate::format::footer::MARK;
 use crate::format::layout::Slice;
-use crate::sharding::manifest::Sparse;
 use crate::{Error, Result, base::grow};
 
 impl Source for Borrowed {
@@ -487,16 +486,12 @@ impl Content {
     }
 
     /// Data whose reader compares checksums.
-    pub fn unchecked(pages: Pages) -> Self {
-        Self::of(Arc::new(pages), Kind::Plain)
+    pub fn unchecked(source: Arc<impl Source + Send + 'static>) -> Self {
+        Self::of(source, Kind::Plain)
     }
 
     pub fn copied(compared: Compared, file: Option<String>) -> Self {
         Self::of(Arc::new(Copied(compared, file)), Kind::Plain)
-    }
-
-    pub fn sparse(sparse: Arc<Sparse>) -> Self {
-        Self::of(sparse, Kind::Plain)
     }
 
     pub fn memory_of<'a, 'py>(slf: &'a Bound<'py, Self>) -> Option<Memory<'a, 'py>> {
@@ -578,7 +573,7 @@ fn read(mut file: &File, expected: usize, watch: &dyn Watch) -> Result<Pages> {
     let mut pages = Pages::with_room(expected + 1)?;
     loop {
         if may_wait {
-            mapping::wait_for_input(file, watch)?;
+            system::wait(file, &system::Ready::Input, watch)?;
         }
         let room = pages.room(1)?;
         let part = room.len().min(PART);

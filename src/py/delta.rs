@@ -1,6 +1,7 @@
 //! Patches from one encoding to another.
 
 use std::num::NonZero;
+use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
@@ -178,7 +179,7 @@ pub fn join(
     let unchanged = list_of(py, unchanged)?.unbind();
     let content = match damage {
         None => Content::checked(pages),
-        Some(_) => Content::unchecked(pages),
+        Some(_) => Content::unchecked(Arc::new(pages)),
     };
     Ok((content, unchanged, damage))
 }

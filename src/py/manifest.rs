@@ -155,7 +155,7 @@ impl Manifest {
 
     #[getter]
     fn content(&self) -> Content {
-        Content::sparse(self.encoding.clone())
+        Content::unchecked(self.encoding.clone())
     }
 }
 

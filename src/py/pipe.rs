@@ -15,7 +15,7 @@ use pyo3::types::PyBytes;
 use super::memory::new_bytes_at_most;
 use super::watch::Watcher;
 use crate::base::raw::{Filling, zeroed};
-use crate::files::mapping::wait_for_input;
+use crate::base::system::{Ready, wait};
 use crate::{Error, Result};
 
 #[derive(FromPyObject)]
@@ -55,7 +55,7 @@ impl Pipe {
         let read = new_bytes_at_most(py, most, true, |target| {
             let mut filling = Filling::new(target);
             while filling.left() > 0 {
-                wait_for_input(&file, &watcher)?;
+                wait(&file, &Ready::Input, &watcher)?;
                 let read = filling.fill_some(|target| {
                     let part = PART.min(target.len());
                     let target = zeroed(&mut target[..part]);

@@ -14,7 +14,6 @@ use super::manifest::Manifest;
 use super::memory::{keep_reserve, list_of_results, new_dict, new_string, new_tuple, row};
 use super::options::Int;
 use super::walk::{InSource, LeafPayload};
-use crate::base::error::Path;
 use crate::base::source::{Pieces, Source as _};
 use crate::foreign::safetensors::{DTYPES, Header, Tensor, encode};
 use crate::format::array::{Array, Framing};
@@ -208,7 +207,7 @@ fn check_once(arrays: &[(&Tensor, u32)], files: &[(String, u64)]) -> Result<()> 
             let reason = format!(
                 "the array is in two files: {other} and {file}: load one of them by its path"
             );
-            return Err(misplaced(&array.name, reason));
+            return Err(Error::at_key(&array.name, Error::Structure(reason)));
         }
     }
     Ok(())
@@ -222,14 +221,8 @@ fn missing(arrays: &[(&Tensor, u32)], index: &Bound<'_, PyDict>) -> PyResult<PyE
         let name = name.cast::<PyString>()?.to_string_lossy();
         if names.binary_search(&&*name).is_err() {
             let reason = format!("the array is not in {file}, where the index has it");
-            return Ok(misplaced(&name, reason).into());
+            return Ok(Error::at_key(&name, Error::Structure(reason)).into());
         }
     }
     Ok(Error::Structure("the index has other arrays".into()).into())
-}
-
-fn misplaced(name: &str, reason: String) -> Error {
-    let mut path = Path::default();
-    path.push_outer(name);
-    Error::at(path, Error::Structure(reason))
 }

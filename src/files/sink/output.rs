@@ -121,7 +121,7 @@ impl<'a> Output<'a> {
     fn write(&mut self, mut bytes: RawBytes<'_>) -> Result<()> {
         while !bytes.is_empty() {
             if self.may_block {
-                wait_until_ready(self.file, self.watch)?;
+                system::wait(self.file, &system::Ready::Output, self.watch)?;
             }
             match system::write(self.file, bytes) {
                 Ok(0) => return Err(io::Error::from(io::ErrorKind::WriteZero).into()),
@@ -231,14 +231,4 @@ pub fn append_blocks<P: Payload + Sync>(
     parallel::in_order(end.div_ceil(BLOCK_BYTES), threads, ahead, work, each)?;
     let Some(seal) = seal else { return Ok(()) };
     out.append(&seal.close(&sums.finish(seal.regions().len())?, &digests)?)
-}
-
-#[cfg(unix)]
-fn wait_until_ready(file: &File, watch: &dyn Watch) -> Result<()> {
-    system::poll(file, rustix::event::PollFlags::OUT, watch)
-}
-
-#[cfg(not(unix))]
-fn wait_until_ready(_: &File, watch: &dyn Watch) -> Result<()> {
-    watch.check()
 }

@@ -7,7 +7,6 @@ use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
 use super::json::{Key, Object, Text, read, shortened};
-use crate::base::error::Path;
 use crate::base::grow::{self, decode};
 use crate::base::source::{Source, bytes_of};
 use crate::format::array::MAX_NDIM;
@@ -140,7 +139,7 @@ impl Header {
             }
             let array = Tensor::read(&name, entry, offset).map_err(|error| match error {
                 Error::OutOfMemory => error,
-                error => at(&name, error),
+                error => Error::at_key(&name, error),
             })?;
             grow::push(&mut header.arrays, array)?;
         }
@@ -162,7 +161,7 @@ impl Header {
                      array ends: arrays must not overlap or leave gaps",
                     array.start
                 );
-                return Err(at(&array.name, Error::malformed(start, reason)));
+                return Err(Error::at_key(&array.name, Error::malformed(start, reason)));
             }
             end += array.nbytes;
             array.start += start;
@@ -194,12 +193,6 @@ impl Header {
         self.arrays.truncate(whole);
         Ok(())
     }
-}
-
-fn at(name: &str, error: Error) -> Error {
-    let mut path = Path::default();
-    path.push_outer(name);
-    Error::at(path, error)
 }
 
 fn metadata(entry: &RawValue, offset: usize) -> Result<Option<Vec<(String, String)>>> {
