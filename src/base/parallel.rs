@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZero;
+use std::ops::Range;
 use std::sync::{Condvar, Mutex, mpsc};
 use std::time::Duration;
 use std::{env, thread};
@@ -15,6 +16,13 @@ use crate::{Error, Result, base::grow};
 pub const MIN_COPY_BYTES: usize = 16 << 20;
 
 pub const BLOCK: usize = 4 << 20;
+
+/// Divides a range into blocks of `size`, of which the last may be shorter.
+pub fn blocks(range: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
+    let end = range.end;
+    let starts = range.step_by(size);
+    starts.map(move |start| start..end.min(start.saturating_add(size)))
+}
 
 /// The environment variable for the default number of threads.
 pub const NUM_THREADS: &str = "TREEPACK_NUM_THREADS";

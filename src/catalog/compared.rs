@@ -9,7 +9,7 @@ use super::{BLOCK_BYTES, Catalog};
 use crate::base::error::Path;
 use crate::base::raw::Uninit;
 use crate::base::source::{Source, as_inner, read_to};
-use crate::{Error, Result};
+use crate::{Error, Result, base::parallel};
 
 /// A source that sums one leaf as it is read. On a checksum mismatch, the last read fails.
 pub struct Compared {
@@ -48,13 +48,11 @@ impl Catalog {
         let starts = ranges.iter().map(|range| range.end);
         let ends = ranges.iter().map(|range| range.start).chain([region.end]);
         let mut block = Vec::new();
-        for (mut at, end) in [region.start].into_iter().chain(starts).zip(ends) {
-            while at < end {
-                let stop = end.min(at + BLOCK_BYTES);
+        for (at, end) in [region.start].into_iter().chain(starts).zip(ends) {
+            for part in parallel::blocks(at..end, BLOCK_BYTES) {
                 block.clear();
-                read_to(&*compared.source, at..stop, &mut block)?;
-                compared.sum(at, &block)?;
-                at = stop;
+                read_to(&*compared.source, part.clone(), &mut block)?;
+                compared.sum(part.start, &block)?;
             }
         }
         Ok(Some(compared))

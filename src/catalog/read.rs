@@ -13,7 +13,7 @@ use crate::format::footer::{Footer, checksums_of};
 use crate::format::index::Index;
 use crate::format::structure::{RECORD_KEY, ROOT_KEY, Record};
 use crate::format::wire::Cursor;
-use crate::{Error, Result, base::grow};
+use crate::{Error, Result, base::grow, base::parallel};
 
 pub(super) struct Open {
     pub(super) entry: usize,
@@ -142,13 +142,11 @@ impl Catalog {
     fn fit(&self, source: &dyn Source, sums: &[u32]) -> Result<bool> {
         let mut block = Vec::new();
         for (leaf, expected) in self.leaves.iter().zip(sums) {
-            let (mut at, mut sum) = (leaf.region, Hasher::new());
-            while at < leaf.end {
-                let stop = leaf.end.min(at + BLOCK_BYTES);
+            let mut sum = Hasher::new();
+            for part in parallel::blocks(leaf.region..leaf.end, BLOCK_BYTES) {
                 block.clear();
-                read_to(source, at..stop, &mut block)?;
+                read_to(source, part, &mut block)?;
                 sum.update(&block);
-                at = stop;
             }
             if sum.finalize() == *expected {
                 return Ok(true);

@@ -215,9 +215,8 @@ impl Pointwise {
         let pieces = rows * self.pieces_of_row();
         let each = (PIECE / self.row.count).max(1);
         let (mut works, mut rest) = (Vec::new(), Rest::new(target));
-        for first in (0..pieces).step_by(each) {
-            let pieces = first..pieces.min(first + each);
-            let (start, last) = (self.place(first), self.place(pieces.end - 1));
+        for pieces in parallel::blocks(0..pieces, each) {
+            let (start, last) = (self.place(pieces.start), self.place(pieces.end - 1));
             let end = last.target + last.count * self.target.width();
             let memory = rest.take(start.target, end - start.target);
             grow::push(&mut works, (pieces, start.target, memory))?;

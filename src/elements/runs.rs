@@ -260,18 +260,15 @@ impl Runs {
         let mut memory = Vec::new();
         let (outer, row, rows, inner) = self.windows(array.near());
         each(outer, self.start, 0, &mut |from, to| {
-            for first in (0..row.count).step_by(rows) {
-                let count = rows.min(row.count - first);
+            for part in parallel::blocks(0..row.count, rows) {
                 let mut repeats = inner.to_vec();
-                repeats.insert(0, Repeat { count, ..*row });
-                let start = from + first * row.source;
-                let nbytes = self.nbytes;
+                repeats.insert(0, row.part(&part));
                 let window = Self {
-                    start,
-                    nbytes,
+                    start: from + part.start * row.source,
+                    nbytes: self.nbytes,
                     repeats,
                 };
-                let target = &mut target[to + first * row.target..];
+                let target = &mut target[to + part.start * row.target..];
                 window.read_window(array, &mut memory, target, threads, check)?;
             }
             Ok(())
@@ -380,16 +377,13 @@ impl Runs {
         let places = outer.iter().map(|repeat| repeat.count).product::<usize>();
         blocks.try_reserve(places.saturating_mul(row.count.div_ceil(most)))?;
         each(outer, self.start, 0, &mut |source, target| {
-            for first in (0..row.count).step_by(most) {
-                let count = most.min(row.count - first);
+            for part in parallel::blocks(0..row.count, most) {
+                let nbytes = (part.len() - 1) * row.target + nest.memory();
                 blocks.push(NestPart {
-                    start: source + first * row.source,
-                    rows: Repeat { count, ..*row },
+                    start: source + part.start * row.source,
+                    rows: row.part(&part),
                     is_near,
-                    memory: rest.take(
-                        target + first * row.target,
-                        (count - 1) * row.target + nest.memory(),
-                    ),
+                    memory: rest.take(target + part.start * row.target, nbytes),
                 });
             }
             Ok(())

@@ -1,6 +1,7 @@
 //! Runs at a constant stride.
 
 use std::mem;
+use std::ops::Range;
 
 use crate::Result;
 use crate::base::raw::Uninit;
@@ -21,6 +22,11 @@ impl Repeat {
             source: nbytes,
             target: nbytes,
         }
+    }
+
+    pub fn part(self, range: &Range<usize>) -> Self {
+        let count = range.len();
+        Self { count, ..self }
     }
 }
 

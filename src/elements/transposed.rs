@@ -96,13 +96,12 @@ fn slabs<'a, 'o>(
     }
     let (mut slabs, mut rest) = (Vec::new(), Rest::new(target));
     each(outer, 0, 0, &mut |from, to| {
-        for first in (0..row.count).step_by(rows) {
-            let count = rows.min(row.count - first);
-            let len = (count - 1) * row.target + extent(level + 1);
+        for part in parallel::blocks(0..row.count, rows) {
+            let len = (part.len() - 1) * row.target + extent(level + 1);
             let slab = Slab {
-                start: from + first * row.source,
-                rows: Repeat { count, ..row },
-                memory: rest.take(to + first * row.target, len),
+                start: from + part.start * row.source,
+                rows: row.part(&part),
+                memory: rest.take(to + part.start * row.target, len),
             };
             grow::push(&mut slabs, slab)?;
         }
@@ -116,20 +115,6 @@ fn slabs<'a, 'o>(
 struct Plane {
     columns: Repeat,
     rows: Repeat,
-}
-
-impl Plane {
-    /// Returns the rows and columns from `at` on, at most `size` of them.
-    fn part(self, at: [usize; 2], size: [usize; 2]) -> Self {
-        let part = |all: Repeat, at: usize, size: usize| Repeat {
-            count: size.min(all.count - at),
-            ..all
-        };
-        Self {
-            rows: part(self.rows, at[0], size[0]),
-            columns: part(self.columns, at[1], size[1]),
-        }
-    }
 }
 
 impl Slab<'_> {
@@ -164,18 +149,17 @@ impl Slab<'_> {
         let nearest = (0..others.len()).min_by_key(|at| others[*at].source);
         let columns = nearest.map_or(Repeat::once(nbytes), |at| others.remove(at));
         let memory = memory.slice(self.start..memory.len());
-        let plane = Plane { columns, rows };
         each(&others, 0, 0, &mut |from, to| {
-            for row in (0..rows.count).step_by(size[0]) {
-                for column in (0..columns.count).step_by(size[1]) {
-                    let plane = plane.part([row, column], size);
-                    let from = from + column * columns.source + row * rows.source;
-                    let to = to + column * columns.target + row * rows.target;
-                    tile(
-                        plane,
-                        memory.slice(from..memory.len()),
-                        &mut self.memory[to..],
-                    );
+            for row in parallel::blocks(0..rows.count, size[0]) {
+                for column in parallel::blocks(0..columns.count, size[1]) {
+                    let plane = Plane {
+                        columns: columns.part(&column),
+                        rows: rows.part(&row),
+                    };
+                    let from = from + column.start * columns.source + row.start * rows.source;
+                    let to = to + column.start * columns.target + row.start * rows.target;
+                    let memory = memory.slice(from..memory.len());
+                    tile(plane, memory, &mut self.memory[to..]);
                 }
             }
             Ok(())

@@ -11,7 +11,7 @@ use crate::base::raw::{AsRaw, Buffer, Filling, Lender, RawBytes, Uninit, append_
 use crate::base::source::Source;
 use crate::base::watch::Watch;
 use crate::format::footer::Seal;
-use crate::{Error, Result, base::grow, base::stream};
+use crate::{Error, Result, base::grow, base::parallel, base::stream};
 
 /// Fits the caches.
 const DIGEST_BYTES: usize = 256 << 10;
@@ -110,14 +110,13 @@ impl<P: Payload> LayoutBuilder<P> {
         for piece in &self.pieces {
             let len = piece.payload.len();
             let region = ends.partition_point(|end| *end <= piece.end - len);
-            for start in (0..len).step_by(DIGEST_BYTES) {
+            for part in parallel::blocks(0..len, DIGEST_BYTES) {
                 watch.check()?;
                 block.clear();
-                let part = DIGEST_BYTES.min(len - start);
-                append_with(&mut block, part, |target| {
-                    piece.payload.copy_to(start, target)
+                append_with(&mut block, part.len(), |target| {
+                    piece.payload.copy_to(part.start, target)
                 })?;
-                digests[region] = digests[region].join(Digest::of(&block), part as u64);
+                digests[region] = digests[region].join(Digest::of(&block), part.len() as u64);
             }
         }
         Ok(digests)

@@ -142,15 +142,14 @@ impl<'a> Join<'a> {
             }
         }
         for (number, difference) in self.patch.differences.iter().enumerate() {
-            for (at, block) in difference.blocks.iter().enumerate() {
-                let start = difference.place.start + at * BLOCK_BYTES;
-                let end = difference.place.end.min(start + BLOCK_BYTES);
+            let places = parallel::blocks(difference.place.clone(), BLOCK_BYTES);
+            for (at, (block, place)) in difference.blocks.iter().zip(places).enumerate() {
                 let part = match block.kind {
                     Kind::Stored => Part::Bytes(block.bytes),
                     _ if self.partners[number].1.as_slice().is_empty() => Part::Lost,
                     _ => Part::Block(number, at),
                 };
-                grow::push(&mut parts, (start..end, part))?;
+                grow::push(&mut parts, (place, part))?;
             }
         }
         for place in &self.patch.lost {

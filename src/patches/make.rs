@@ -254,10 +254,11 @@ impl<P: Payload> Assembly<P> {
 
     fn payload(&mut self, at: usize, payload: P, watch: &dyn Watch) -> Result<()> {
         const TILE_BYTES: usize = 256 << 10;
-        for start in (0..payload.len()).step_by(TILE_BYTES) {
-            let len = TILE_BYTES.min(payload.len() - start);
+        for Range { start, end } in parallel::blocks(0..payload.len(), TILE_BYTES) {
             self.tile.clear();
-            append_with(&mut self.tile, len, |target| payload.copy_to(start, target))?;
+            append_with(&mut self.tile, end - start, |target| {
+                payload.copy_to(start, target)
+            })?;
             self.sum.update(&self.tile);
             if let Some(seal) = &self.seal {
                 self.sums.add(seal.regions().sum(at + start, &self.tile)?)?;

@@ -28,7 +28,7 @@ use crate::files::mapping::Mapping;
 use crate::format::events::Span;
 use crate::format::footer::MARK;
 use crate::format::layout::Slice;
-use crate::{Error, Result, base::grow};
+use crate::{Error, Result, base::grow, base::parallel};
 
 impl Source for Borrowed {
     fn len(&self) -> usize {
@@ -405,9 +405,8 @@ impl Content {
         let watcher = Watcher::new(progress, source.len());
         let pages = watcher.detached(py, |watch| {
             let mut pages = Pages::with_room(source.len())?;
-            while pages.len() < source.len() {
-                let (start, part) = (pages.len(), PART.min(source.len() - pages.len()));
-                pages.fill(part, |target| source.read_at(start, target))?;
+            for part in parallel::blocks(0..source.len(), PART) {
+                pages.fill(part.len(), |target| source.read_at(part.start, target))?;
                 watch.done(pages.len())?;
             }
             Ok(pages)

@@ -83,15 +83,13 @@ fn with_bytes<T>(
     if !salvage {
         return work(&bytes_of(source, 0..source.len())?);
     }
-    let (mut bytes, len) = (Vec::new(), source.len());
-    for start in (0..len).step_by(BLOCK_BYTES) {
-        let end = len.min(start + BLOCK_BYTES);
-        match read_to(source, start..end, &mut bytes) {
+    let mut bytes = Vec::new();
+    for block in parallel::blocks(0..source.len(), BLOCK_BYTES) {
+        match read_to(source, block.clone(), &mut bytes) {
             Err(error) if error.is_no_damage() => return Err(error),
             Err(_) => {
-                bytes.truncate(start);
-                bytes.try_reserve(end - start)?;
-                bytes.resize(end, 0);
+                bytes.truncate(block.start);
+                grow::resize(&mut bytes, block.end, 0)?;
             }
             Ok(()) => {}
         }

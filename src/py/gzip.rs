@@ -93,10 +93,9 @@ fn inflate_in_steps<'py>(
         // Frees pages while copying, so that the content is never in memory twice.
         const PART: usize = 16 << 20;
         let mut filling = Filling::new(target);
-        for start in (0..len).step_by(PART) {
-            let end = len.min(start + PART);
-            filling.write(&pages.as_slice()[start..end]);
-            pages.forget(end);
+        for part in parallel::blocks(0..len, PART) {
+            filling.write(&pages.as_slice()[part.clone()]);
+            pages.forget(part.end);
             watcher.check()?;
         }
         Ok(filling.finish())
@@ -180,9 +179,8 @@ fn pages_at_once(source: &dyn Source, size: usize, watch: &dyn Watch) -> Result<
     if stream.try_reserve_exact(source.len()).is_err() {
         return Ok(None);
     }
-    for start in (0..source.len()).step_by(parallel::BLOCK) {
-        let end = source.len().min(start + parallel::BLOCK);
-        read_to(source, start..end, &mut stream)?;
+    for block in parallel::blocks(0..source.len(), parallel::BLOCK) {
+        read_to(source, block, &mut stream)?;
         watch.check()?;
     }
     let inflate = move || {

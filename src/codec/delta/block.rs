@@ -12,7 +12,7 @@ use crate::base::raw::{Filling, Uninit, zeroed};
 use crate::base::source::{Source, read_to};
 use crate::codec::gzip::numbers;
 use crate::codec::gzip::{BLOCK_BYTES as DENSE_BYTES, BlockCoder, Decoders};
-use crate::{Result, base::grow};
+use crate::{Result, base::grow, base::parallel};
 
 /// Bytes of each block of an array but the last.
 ///
@@ -76,8 +76,7 @@ impl Encoder {
         self.changes.clear();
         let (mut sums, most) = (Sums::default(), len / elements.width / FEW);
         let mut frequencies = Frequencies::default();
-        for at in (start..start + len).step_by(TILE_BYTES) {
-            let tile = at..(start + len).min(at + TILE_BYTES);
+        for tile in parallel::blocks(start..start + len, TILE_BYTES) {
             let tiles = sums.read(new, base, tile, (&mut self.new, &mut self.base))?;
             let before = self.changes.len();
             collect(elements, tiles.0, tiles.1, &mut self.changes)?;
@@ -109,8 +108,7 @@ impl Encoder {
         let mut sums = Sums::default();
         self.differences.clear();
         self.exponents.clear();
-        for at in (start..start + len).step_by(TILE_BYTES) {
-            let tile = at..(start + len).min(at + TILE_BYTES);
+        for tile in parallel::blocks(start..start + len, TILE_BYTES) {
             let (new, base) = sums.read(new, base, tile, (&mut self.new, &mut self.base))?;
             let before = self.differences.len();
             grow::extend(&mut self.differences, new)?;

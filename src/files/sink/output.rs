@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::num::NonZero;
+use std::ops::Range;
 use std::sync::Mutex;
 
 use crate::base::append::Append;
@@ -75,11 +76,11 @@ impl<'a> Output<'a> {
             let len = slice.len();
             let memory = slice.memory().filter(|_| len >= JOIN_BYTES);
             let most = memory.map_or(BLOCK_BYTES, |_| WRITE_BYTES);
-            for start in (0..len).step_by(most) {
-                let end = len.min(start + most);
+            for part in parallel::blocks(0..len, most) {
+                let Range { start, end } = part;
                 match memory {
-                    Some(memory) => self.direct(memory.slice(start..end))?,
-                    None => self.join(end - start, |target| slice.copy_to(start, target))?,
+                    Some(memory) => self.direct(memory.slice(part))?,
+                    None => self.join(part.len(), |target| slice.copy_to(start, target))?,
                 }
                 self.watch.done(position + end)?;
             }
@@ -198,9 +199,9 @@ pub fn append_blocks<P: Payload + Sync>(
         let start = index * BLOCK_BYTES;
         let stop = end.min(start + BLOCK_BYTES);
         block.try_reserve(stop - start)?;
-        for start in (start..stop).step_by(part_bytes) {
-            let (before, len) = (block.len(), part_bytes.min(stop - start));
-            append_with(&mut block, len, |target| {
+        for Range { start, end } in parallel::blocks(start..stop, part_bytes) {
+            let before = block.len();
+            append_with(&mut block, end - start, |target| {
                 layout.copy_to(start, target, Caching::Usual)
             })?;
             let part = &block[before..];

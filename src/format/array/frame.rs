@@ -18,7 +18,7 @@ use super::recent::{Like, RecentHeaders, RecentPlace};
 use crate::base::raw::Buffer;
 use crate::format::layout::{LayoutBuilder, Payload};
 use crate::format::wire::{CHUNKED_MARKER, EXT_NDARRAY, Head, length};
-use crate::{Error, Result};
+use crate::{Error, Result, base::parallel};
 
 /// Smaller arrays are aligned only by [`Alignment::of_all`]: headers would outweigh the gain.
 pub const ALIGN_MIN_BYTES: usize = 1024;
@@ -268,10 +268,9 @@ fn frame_chunks<P: Payload>(
     let mut before = Headers::new(None)?;
     before.chunks(array.shape, total.div_ceil(elements))?;
     before.write(layout.headers());
-    for (index, start) in (0..total).step_by(elements).enumerate() {
-        let end = total.min(start.saturating_add(elements));
+    for (index, range) in parallel::blocks(0..total, elements).enumerate() {
         let chunk = Array {
-            shape: &[end - start],
+            shape: &[range.len()],
             ..*array
         };
         let key = index.to_string();
@@ -279,7 +278,10 @@ fn frame_chunks<P: Payload>(
         headers.ext(&chunk, chunk.shape, 0)?;
         layout.headers().try_reserve(HEADERS_MAX_BYTES)?;
         headers.write(layout.headers());
-        payload(layout, start * array.itemsize..end * array.itemsize)?;
+        payload(
+            layout,
+            range.start * array.itemsize..range.end * array.itemsize,
+        )?;
     }
     Ok(())
 }
