@@ -220,34 +220,13 @@ impl<'a> Patch<'a> {
     pub fn read(bytes: &'a [u8], watch: &dyn Watch) -> Result<Self> {
         let (record, tree) = record_of(bytes, false)?;
         let extensions = extensions(&RawBytes::from(bytes), tree.clone(), EXT_DELTA, watch)?;
-        let mut patch = Self::empty(bytes);
-        let mut at = tree.start;
-        for Extension { start, body } in extensions {
-            patch.skeleton.push(at..start)?;
-            at = body.end;
-            let difference = read_difference(bytes, start, body, &mut patch.skeleton)?;
-            grow::push(&mut patch.differences, difference)?;
-        }
-        patch.skeleton.push(at..tree.end)?;
+        let located = extensions.into_iter().map(|extension| (extension, None));
+        let patch = Self::of(bytes, (grow::collect(located)?, tree.end), false)?;
         if patch.skeleton.len as u64 != record.nbytes {
             let reason = "its parts do not have the length of the encoding in its record";
             return damaged(reason);
         }
         Ok(patch)
-    }
-
-    fn empty(bytes: &'a [u8]) -> Self {
-        let skeleton = Skeleton {
-            bytes,
-            pieces: Vec::new(),
-            len: 0,
-        };
-        Self {
-            differences: Vec::new(),
-            lost: Vec::new(),
-            is_damaged: false,
-            skeleton,
-        }
     }
 
     /// Reads a patch that may be damaged: by the lengths in its record, or by its headers up to the
@@ -259,13 +238,25 @@ impl<'a> Patch<'a> {
             Err(error) if !error.is_no_damage() => {}
             intact => return intact,
         }
-        let mut patch = Self::empty(bytes);
-        patch.is_damaged = true;
         let by_record = record_of(bytes, true).ok();
         let by_record = by_record.and_then(|(record, tree)| record.locate(bytes, tree));
-        let (located, end) = match by_record {
+        let located = match by_record {
             Some(located) => located,
             None => locate_by_headers(bytes, watch)?,
+        };
+        Self::of(bytes, located, true)
+    }
+
+    fn of(bytes: &'a [u8], (located, end): Located, is_damaged: bool) -> Result<Self> {
+        let mut patch = Self {
+            differences: Vec::new(),
+            lost: Vec::new(),
+            is_damaged,
+            skeleton: Skeleton {
+                bytes,
+                pieces: Vec::new(),
+                len: 0,
+            },
         };
         let mut at = START.len().min(end);
         for (Extension { start, body }, len) in located {
@@ -278,7 +269,7 @@ impl<'a> Patch<'a> {
                 (Ok(it), len) if len.is_none_or(|len| it.place.end == place + len) => {
                     grow::push(&mut patch.differences, it)?;
                 }
-                (Err(error), _) if error.is_no_damage() => return Err(error),
+                (Err(error), _) if !is_damaged || error.is_no_damage() => return Err(error),
                 (_, Some(len)) => {
                     skeleton.pieces.truncate(pieces);
                     skeleton.len = place;

@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 
-use super::open::Open;
+use super::read::Open;
 use super::{Event, Events, Span};
 use crate::format::array::Dims;
 use crate::format::wire::{CHUNKED_MARKER, Head};

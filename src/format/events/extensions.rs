@@ -1,7 +1,6 @@
 //! Reads extensions: arrays, NumPy scalars, complex numbers, and other types.
 
-use super::open::unhashable;
-use super::read::Reader;
+use super::read::{Reader, unhashable};
 use super::{ArrayEntry, Event, Events, Span};
 use crate::format::array::Dims;
 use crate::format::dtypes;

@@ -6,9 +6,8 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `read.rs` | headers to events, one by one |
+//! | `read.rs` | headers to events, one by one, and the containers around them |
 //! | `keys.rs` | texts of keys |
-//! | `open.rs` | the containers around a value |
 //! | `extensions.rs` | arrays, NumPy scalars, complex numbers |
 //! | `recent.rs` | repeated headers of arrays |
 //! | `chunks.rs` | joining the chunks of an array |
@@ -16,7 +15,6 @@
 mod chunks;
 mod extensions;
 mod keys;
-mod open;
 mod read;
 mod recent;
 

@@ -3,14 +3,13 @@
 //! | file | contents |
 //! |---|---|
 //! | `file.rs` | the class, and access to the data |
-//! | `paths.rs`, `kinds.rs` | iterator of paths; descriptions of leaves |
+//! | `paths.rs` | iterator of paths |
 //! | `state.rs` | leaves, and states of containers |
 //! | `selected.rs` | cursor for the walk over a template |
 //! | `boxes.rs` | boxes of arrays |
 
 mod boxes;
 mod file;
-mod kinds;
 mod paths;
 mod selected;
 mod state;
@@ -23,12 +22,11 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
 use self::boxes::{range_in, read_threads, runs};
-use self::kinds::described;
 use self::paths::Paths;
 use super::content::Content;
 use super::grid::{BoxBounds, ranges};
 use super::memory::{
-    Item, Writable, copied, keep_reserve, list_of, list_of_results, new_string, row,
+    Item, Writable, copied, keep_reserve, list_of, list_of_results, new_string, new_tuple, row,
 };
 use super::objects::CopyMode;
 use super::options::{self, Int};
@@ -37,6 +35,7 @@ use super::watch::{Signals, Watcher};
 use crate::catalog::{self, BLOCK_BYTES, Status};
 use crate::foreign::sniff::{Sample, explain};
 use crate::format::dtypes::itemsize;
+use crate::format::index::LeafKind;
 use crate::{Error, Result, base::grow, base::parallel};
 
 pub use self::boxes::copy_array;
@@ -414,4 +413,15 @@ impl Catalog {
             self.catalog.unlike_index(source, |_| true, watch)
         })
     }
+}
+
+/// Describes a kind of leaves: its name, with the dtype and the shape of arrays.
+fn described<'py>(py: Python<'py>, kind: &LeafKind) -> PyResult<Bound<'py, PyTuple>> {
+    let (dtype, shape) = match kind {
+        LeafKind::Array(dtype, shape) | LeafKind::PrngKey(dtype, shape) => (&**dtype, &shape[..]),
+        LeafKind::Scalar(dtype) => (&**dtype, &[][..]),
+        plain => return row!(py, plain.name()),
+    };
+    let shape = new_tuple(py, shape)?;
+    row!(py, kind.name(), dtype, shape)
 }

@@ -1,46 +1,54 @@
 //! Copies large arrays together at the end.
 
+use std::mem;
+
 use pyo3::prelude::*;
 use smallvec::SmallVec;
 
 use super::super::memory::{FreshArray, detached};
-use super::super::options::{self, Int};
+use super::super::options;
 use super::super::watch::Watcher;
+use super::values::Objects;
 use crate::base::parallel;
 use crate::base::raw::Uninit;
-use crate::base::source::Source;
 use crate::base::watch::Watch;
 use crate::format::events::Span;
 
 /// Arrays to fill, and the positions of their bytes in the source.
 pub(super) type Copies<'py> = Vec<(FreshArray<'py>, SmallVec<[Span; 1]>)>;
 
-pub(super) fn copy_all(
-    py: Python<'_>,
-    source: &dyn Source,
-    mut copies: Copies<'_>,
-    threads: Option<Int>,
-    watcher: &Watcher,
-) -> crate::Result<()> {
-    let mut blocks: Vec<Block<'_>> = Vec::new();
-    for (array, spans) in &mut copies {
-        let mut rest = array.memory();
-        for span in spans {
-            let piece = span.range();
-            let (now, later) = rest.split_at_mut(piece.len());
-            let starts = (piece.start..).step_by(parallel::BLOCK);
-            blocks.try_reserve(piece.len().div_ceil(parallel::BLOCK))?;
-            blocks.extend(starts.zip(now.chunks_mut(parallel::BLOCK)));
-            rest = later;
+impl Objects<'_, '_> {
+    pub fn copy_all(&mut self) -> PyResult<()> {
+        if self.copies.is_empty() {
+            return Ok(());
         }
-        assert!(rest.is_empty(), "the spans cover the memory");
+        let copies = mem::take(&mut self.copies);
+        let watcher = Watcher::signals();
+        watcher.raise(self.copy(copies, &watcher))
     }
-    let bytes = blocks.iter().map(|(_, block)| block.len()).sum();
-    let threads = options::threads(threads, bytes, parallel::MIN_COPY_BYTES)?;
-    detached(py, bytes, false, || {
-        let read = |(start, target): Block<'_>| source.read_at(start, target).map(drop);
-        parallel::for_each(blocks, threads, read, || watcher.check())
-    })
+
+    fn copy(&self, mut copies: Copies<'_>, watcher: &Watcher) -> crate::Result<()> {
+        let mut blocks: Vec<Block<'_>> = Vec::new();
+        for (array, spans) in &mut copies {
+            let mut rest = array.memory();
+            for span in spans {
+                let piece = span.range();
+                let (now, later) = rest.split_at_mut(piece.len());
+                let starts = (piece.start..).step_by(parallel::BLOCK);
+                blocks.try_reserve(piece.len().div_ceil(parallel::BLOCK))?;
+                blocks.extend(starts.zip(now.chunks_mut(parallel::BLOCK)));
+                rest = later;
+            }
+            assert!(rest.is_empty(), "the spans cover the memory");
+        }
+        let bytes = blocks.iter().map(|(_, block)| block.len()).sum();
+        let threads = options::threads(self.threads, bytes, parallel::MIN_COPY_BYTES)?;
+        let source = self.source;
+        detached(self.py, bytes, false, || {
+            let read = |(start, target): Block<'_>| source.read_at(start, target).map(drop);
+            parallel::for_each(blocks, threads, read, || watcher.check())
+        })
+    }
 }
 
 /// The start of a block in the source, and its target.

@@ -20,8 +20,8 @@ use super::super::memory::{
     new_list, new_string, new_uint,
 };
 use super::super::options::{self, Int};
-use super::super::watch::{Signals, Watcher};
-use super::copies::{Copies, copy_all};
+use super::super::watch::Signals;
+use super::copies::Copies;
 use super::keys::KeyCache;
 use crate::base::source::Source;
 use crate::foreign::sniff::explain;
@@ -156,21 +156,6 @@ impl<'a, 'py> Objects<'a, 'py> {
             self.signals.check(self.py)?;
         }
         Ok(())
-    }
-
-    pub fn copy_all(&mut self) -> PyResult<()> {
-        if self.copies.is_empty() {
-            return Ok(());
-        }
-        let copies = mem::take(&mut self.copies);
-        let watcher = Watcher::signals();
-        watcher.raise(copy_all(
-            self.py,
-            self.source,
-            copies,
-            self.threads,
-            &watcher,
-        ))
     }
 }
 
