@@ -7,7 +7,7 @@ use memmap2::MmapMut;
 #[cfg(unix)]
 use memmap2::UncheckedAdvice;
 
-use crate::base::raw::{AsRaw, Filling, RawBytes, Uninit};
+use crate::base::raw::{AsRaw, Fill, Filling, RawBytes, Uninit};
 use crate::base::source::{Source, in_memory};
 use crate::{Error, Result};
 
@@ -86,11 +86,7 @@ impl Pages {
     ///
     /// # Panics
     /// If `fill` returns other bytes.
-    pub(crate) fn fill(
-        &mut self,
-        len: usize,
-        fill: impl for<'t> FnOnce(&'t mut Uninit) -> Result<&'t mut [u8]>,
-    ) -> Result<()> {
+    pub(crate) fn fill(&mut self, len: usize, fill: impl Fill) -> Result<()> {
         let room = &mut self.room(len)?[..len];
         // SAFETY: `u8` and `MaybeUninit<u8>` have the same layout, and no code in this crate
         // uninitialises bytes.

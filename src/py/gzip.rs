@@ -121,7 +121,7 @@ fn inflate_at_once(
     }
     let watcher = Watcher::signals();
     let inflated = new_bytes_elsewhere(py, size, &watcher, move |out| {
-        Stream(&source).inflate_at_once(out)
+        Stream(&source).inflate_at_once(out).ok_or(Error::Stopped)
     });
     match inflated {
         Ok(inflated) => watcher.raise(inflated),

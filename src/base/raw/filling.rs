@@ -11,15 +11,16 @@ use crate::Result;
 /// Memory to fill, whose bytes may be uninitialized.
 pub type Uninit = [MaybeUninit<u8>];
 
+/// Writes memory from its start on, and returns what it wrote.
+pub trait Fill: for<'t> FnOnce(&'t mut Uninit) -> Result<&'t mut [u8]> {}
+
+impl<F: for<'t> FnOnce(&'t mut Uninit) -> Result<&'t mut [u8]>> Fill for F {}
+
 /// Appends the `len` bytes that `fill` writes and returns, all or none.
 ///
 /// # Panics
 /// If `fill` returns other bytes.
-pub(crate) fn append_with(
-    target: &mut Vec<u8>,
-    len: usize,
-    fill: impl for<'t> FnOnce(&'t mut Uninit) -> Result<&'t mut [u8]>,
-) -> Result<()> {
+pub(crate) fn append_with(target: &mut Vec<u8>, len: usize, fill: impl Fill) -> Result<()> {
     target.try_reserve(len)?;
     let before = target.len();
     let mut filling = Filling::new(&mut target.spare_capacity_mut()[..len]);
@@ -61,11 +62,7 @@ impl<'a> Filling<'a> {
     ///
     /// # Panics
     /// If the room is smaller, or `fill` returns other bytes.
-    pub fn fill(
-        &mut self,
-        len: usize,
-        fill: impl for<'t> FnOnce(&'t mut Uninit) -> Result<&'t mut [u8]>,
-    ) -> Result<()> {
+    pub fn fill(&mut self, len: usize, fill: impl Fill) -> Result<()> {
         let part = &mut self.memory[self.filled..][..len];
         assert_eq!(filled_of(part, fill)?, len, "{WHOLE}");
         self.filled += len;
@@ -76,10 +73,7 @@ impl<'a> Filling<'a> {
     ///
     /// # Panics
     /// If `fill` returns other bytes.
-    pub fn fill_some(
-        &mut self,
-        fill: impl for<'t> FnOnce(&'t mut Uninit) -> Result<&'t mut [u8]>,
-    ) -> Result<usize> {
+    pub fn fill_some(&mut self, fill: impl Fill) -> Result<usize> {
         let len = filled_of(&mut self.memory[self.filled..], fill)?;
         self.filled += len;
         Ok(len)
@@ -91,10 +85,7 @@ impl<'a> Filling<'a> {
     }
 }
 
-fn filled_of(
-    part: &mut Uninit,
-    fill: impl for<'t> FnOnce(&'t mut Uninit) -> Result<&'t mut [u8]>,
-) -> Result<usize> {
+fn filled_of(part: &mut Uninit, fill: impl Fill) -> Result<usize> {
     let (start, len) = (part.as_ptr().addr(), part.len());
     // A reference to bytes proves that they are initialized.
     let filled = fill(part)?;
@@ -150,10 +141,7 @@ impl Room<'_> {
     ///
     /// # Panics
     /// If `fill` returns other bytes.
-    pub fn fill(
-        self,
-        fill: impl for<'t> FnOnce(&'t mut Uninit) -> Result<&'t mut [u8]>,
-    ) -> Result<()> {
+    pub fn fill(self, fill: impl Fill) -> Result<()> {
         let len = self.len();
         assert_eq!(filled_of(self.memory, fill)?, len, "{WHOLE}");
         self.filled.fetch_add(len, Relaxed);

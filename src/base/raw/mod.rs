@@ -17,7 +17,7 @@ pub use self::buffer::Buffer;
 pub(crate) use self::buffer::Tail;
 pub(crate) use self::buffer::{Lender, Loan};
 pub(crate) use self::filling::append_with;
-pub use self::filling::{Filling, Room, Uninit, zeroed};
+pub use self::filling::{Fill, Filling, Room, Uninit, zeroed};
 
 use crate::Result;
 

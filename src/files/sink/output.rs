@@ -8,7 +8,7 @@ use std::sync::Mutex;
 
 use crate::base::append::Append;
 use crate::base::digest::Digest;
-use crate::base::raw::{RawBytes, Uninit, append_with};
+use crate::base::raw::{Fill, RawBytes, append_with};
 use crate::base::watch::Watch;
 use crate::format::footer::{PartialSums, Seal, Sums};
 use crate::format::layout::{Caching, Layout, Payload, Slice};
@@ -89,11 +89,7 @@ impl<'a> Output<'a> {
         Ok(())
     }
 
-    fn join(
-        &mut self,
-        len: usize,
-        fill: impl for<'t> FnOnce(&'t mut Uninit) -> Result<&'t mut [u8]>,
-    ) -> Result<()> {
+    fn join(&mut self, len: usize, fill: impl Fill) -> Result<()> {
         append_with(&mut self.joined, len, fill)?;
         if self.joined.len() >= JOIN_BYTES {
             self.flush()?;

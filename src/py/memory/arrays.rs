@@ -19,7 +19,7 @@ use smallvec::SmallVec;
 use super::create::{created, list_of_results, raised};
 use super::keep_reserve;
 use super::pages::{FreshPages, OwnPages};
-use crate::base::raw::{Filling, RawBytes, Uninit};
+use crate::base::raw::{Fill, Filling, RawBytes, Uninit};
 
 pub struct FreshArray<'py> {
     array: Bound<'py, PyAny>,
@@ -131,7 +131,7 @@ impl<'py> SmallCopies<'py> {
         &mut self,
         dtype: &Bound<'py, PyArrayDescr>,
         shape: &[usize],
-        fill: impl for<'t> FnOnce(&'t mut Uninit) -> crate::Result<&'t mut [u8]>,
+        fill: impl Fill,
     ) -> PyResult<Bound<'py, PyAny>> {
         let len = nbytes(dtype, shape)?;
         assert!(len <= Self::MAX_BYTES);

@@ -16,10 +16,10 @@ use pyo3::types::PyBytes;
 use super::create::created;
 use super::detached::detached;
 use super::pages::advise_huge;
-use crate::base::raw::{Buffer, Filling, Lender, Loan, Uninit};
+use crate::base::raw::{Buffer, Fill, Filling, Lender, Loan, Uninit};
 use crate::base::watch::Watch;
 use crate::format::array::HEADERS_MAX_BYTES;
-use crate::{Error, Result, base::parallel};
+use crate::{Result, base::parallel};
 
 /// Smaller allocations may reuse memory, instead of fresh memory from the system.
 const MIN_FRESH_BYTES: usize = 1 << 20;
@@ -30,7 +30,7 @@ pub fn new_bytes(
     py: Python<'_>,
     len: usize,
     always_detached: bool,
-    fill: impl for<'t> FnOnce(&'t mut Uninit) -> Result<&'t mut [u8]> + Send,
+    fill: impl Fill + Send,
 ) -> PyResult<Result<Bound<'_, PyBytes>>> {
     let (bytes, filled) = filled(py, len, always_detached, |content| {
         Filling::new(content).fill(len, fill)
@@ -116,12 +116,12 @@ pub fn lent_bytes<'py>(
 }
 
 /// Makes a `bytes` object of `len` bytes that `fill` writes in another thread and returns; `None`
-/// if `fill` does. If `watch` stops the wait, the object is dropped after `fill` returns.
+/// if `fill` fails. If `watch` stops the wait, the object is dropped after `fill` returns.
 pub fn new_bytes_elsewhere<'py>(
     py: Python<'py>,
     len: usize,
     watch: &dyn Watch,
-    fill: impl for<'t> FnOnce(&'t mut Uninit) -> Option<&'t mut [u8]> + Send + 'static,
+    fill: impl Fill + Send + 'static,
 ) -> PyResult<Result<Option<Bound<'py, PyBytes>>>> {
     let (bytes, start) = filled(py, len, false, |content| Start(content.as_mut_ptr()))?;
     let content = (bytes.clone().unbind(), start);
@@ -131,8 +131,7 @@ pub fn new_bytes_elsewhere<'py>(
         // SAFETY: `_owner` keeps the object, which is fresh. No other code reads or writes its
         // `len` bytes before `fill` returns.
         let memory = unsafe { slice::from_raw_parts_mut(start.0, len) };
-        let filled = Filling::new(memory).fill(len, |target| fill(target).ok_or(Error::Stopped));
-        filled.is_ok()
+        Filling::new(memory).fill(len, fill).is_ok()
     };
     let whole = py.detach(|| parallel::elsewhere(work, watch));
     Ok(whole.map(|whole| whole.then_some(bytes)))
@@ -156,7 +155,7 @@ pub fn new_bytes_at_most(
     py: Python<'_>,
     most: usize,
     always_detached: bool,
-    fill: impl for<'t> FnOnce(&'t mut Uninit) -> Result<&'t mut [u8]> + Send,
+    fill: impl Fill + Send,
 ) -> PyResult<Result<Bound<'_, PyBytes>>> {
     let (bytes, filled) = filled(py, most, always_detached, |content| {
         Filling::new(content).fill_some(fill)
