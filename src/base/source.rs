@@ -204,6 +204,8 @@ impl Pieces {
     }
 }
 
+pub type SharedSource = Arc<dyn Source + Send + Sync>;
+
 pub struct SourcePieces<'a> {
     pub source: &'a dyn Source,
     pub parts: &'a Pieces,

@@ -14,7 +14,7 @@ use crate::base::source::{Pieces, Source, SourcePieces};
 use crate::elements::{Bounds, Runs};
 use crate::format::array::resolve;
 use crate::format::events::{ArrayEvent, Event, Events};
-use crate::format::index::LeafKind;
+use crate::format::index::{LeafKind, is_shape};
 use crate::{Error, Result, base::grow};
 
 /// Across a larger gap, a second disk request is faster.
@@ -110,15 +110,11 @@ impl Catalog {
         let (Some(event), Some((dtype, expected))) = (event, self.dtype_and_shape(leaf)) else {
             return Err(self.is_another(value));
         };
-        let is_expected = |shape: &SmallVec<[usize; 6]>| {
-            let dims = shape.iter().map(|dim| *dim as u64);
-            dims.eq(expected.iter().copied())
-        };
         let shape = Some(event)
             .filter(|event| event.dtype == dtype.as_bytes())
             .and_then(itemsize_of)
             .and_then(|itemsize| resolve(event.dims, event.nbytes(), itemsize, event.offset).ok())
-            .filter(is_expected)
+            .filter(|shape| is_shape(shape, expected))
             .ok_or_else(|| self.is_another(value))?;
         let parts = grow::collect(event.spans.iter().map(|span| span.range()))?;
         let parts = Pieces::new(parts)?;

@@ -7,7 +7,7 @@ use super::{Catalog, LeafSpan};
 use crate::base::source::Source;
 use crate::base::watch::{Steps, Watch};
 use crate::format::events::{ArrayEvent, Event, Events, Reader};
-use crate::format::index::LeafKind;
+use crate::format::index::{LeafKind, is_shape};
 use crate::format::structure::{RECORD_KEY, ROOT_KEY};
 use crate::format::wire::{Cursor, Head};
 use crate::{Error, Result, base::grow};
@@ -273,10 +273,7 @@ fn is_array(array: &ArrayEvent<'_>, dtype: &str, shape: &[u64]) -> bool {
 
 fn has_shape(array: &ArrayEvent<'_>, shape: &[u64]) -> bool {
     if let Some(known) = array.shape() {
-        return known
-            .iter()
-            .map(|dim| *dim as u64)
-            .eq(shape.iter().copied());
+        return is_shape(&known, shape);
     }
     let dims = array.dims.iter().map(|dim| u64::try_from(*dim).ok());
     let elements = shape

@@ -1,19 +1,19 @@
 //! Compares a leaf with its checksum while it is copied.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use crc32fast::Hasher;
 
 use super::{BLOCK_BYTES, Catalog};
 use crate::base::error::Path;
 use crate::base::raw::Uninit;
-use crate::base::source::{Source, as_inner, read_to};
+use crate::base::source::{SharedSource, Source, as_inner, read_to};
 use crate::{Error, Result, base::parallel};
 
 /// A source that sums one leaf as it is read. On a checksum mismatch, the last read fails.
 pub struct Compared {
-    source: Arc<dyn Source + Send + Sync>,
+    source: SharedSource,
     region: Range<usize>,
     expected: u32,
     path: Path,
@@ -29,7 +29,7 @@ impl Catalog {
     /// If the value is not a leaf.
     pub fn compared(
         &self,
-        source: Arc<dyn Source + Send + Sync>,
+        source: SharedSource,
         value: usize,
         ranges: &[Range<usize>],
     ) -> Result<Option<Compared>> {

@@ -181,19 +181,21 @@ impl Catalog {
         entry.is_leaf || entry.end == value + 1
     }
 
-    pub fn totals(&self, value: usize) -> (usize, usize) {
+    fn places_in(&self, value: usize) -> impl Iterator<Item = LeafSpan> {
         let inside = &self.entries[value..self.entries[value].end];
         let leaves = inside.iter().filter(|entry| entry.is_leaf);
-        leaves.fold((0, 0), |(count, bytes), leaf| {
-            let place = self.leaves[leaf.head];
+        leaves.map(|leaf| self.leaves[leaf.head])
+    }
+
+    pub fn totals(&self, value: usize) -> (usize, usize) {
+        let places = self.places_in(value);
+        places.fold((0, 0), |(count, bytes), place| {
             (count + 1, bytes + place.end - place.start)
         })
     }
 
     pub fn kinds_in(&self, value: usize) -> Result<Vec<(&LeafKind, usize, usize)>> {
-        let inside = &self.entries[value..self.entries[value].end];
-        let leaves = inside.iter().filter(|entry| entry.is_leaf);
-        let places = leaves.map(|leaf| self.leaves[leaf.head]);
+        let places = self.places_in(value);
         let mut kinds = grow::collect(places.map(|at| (at.kind, 1, at.end - at.start)))?;
         kinds.sort_unstable_by_key(|(kind, ..)| *kind);
         kinds.dedup_by(|next, first| {

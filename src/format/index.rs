@@ -67,6 +67,12 @@ impl LeafKind {
     }
 }
 
+/// Compares the shape of an array with a recorded one.
+pub fn is_shape(shape: &[usize], recorded: &[u64]) -> bool {
+    let dims = shape.iter().map(|dim| *dim as u64);
+    dims.eq(recorded.iter().copied())
+}
+
 /// Kinds without parts.
 const PLAIN: [(LeafKind, &str); 9] = [
     (LeafKind::None, "none"),

@@ -18,7 +18,7 @@ use super::watch::Watcher;
 use super::{errors, gzip};
 use crate::base::pages::Pages;
 use crate::base::raw::{AsRaw, Filling, RawBytes, Uninit};
-use crate::base::source::{Source, as_inner, bytes_of};
+use crate::base::source::{SharedSource, Source, as_inner, bytes_of};
 use crate::base::system::{self, repeated};
 use crate::base::watch::Watch;
 use crate::catalog::Compared;
@@ -51,12 +51,10 @@ impl Source for Borrowed {
 /// Bytes between two calls of the watch.
 const PART: usize = 8 << 20;
 
-type Shared = Arc<dyn Source + Send + Sync>;
-
 /// Encoded bytes. Arrays that view them keep them alive.
 #[pyclass(frozen, module = "treepack._core")]
 pub struct Content {
-    source: Shared,
+    source: SharedSource,
     kind: Kind,
     /// The file that has the bytes, even compressed.
     file: Option<Arc<Mapping>>,
@@ -447,7 +445,7 @@ impl Content {
 }
 
 impl Content {
-    fn of(source: Shared, kind: Kind) -> Self {
+    fn of(source: SharedSource, kind: Kind) -> Self {
         Self {
             source,
             kind,
@@ -465,7 +463,7 @@ impl Content {
         }
     }
 
-    fn gzip(&self, indexed: Indexed<Shared>) -> Self {
+    fn gzip(&self, indexed: Indexed<SharedSource>) -> Self {
         Self {
             file: self.file.clone(),
             object: self.object.clone(),
@@ -515,7 +513,7 @@ impl Content {
         &*self.source
     }
 
-    pub fn shared(&self) -> Shared {
+    pub fn shared(&self) -> SharedSource {
         self.source.clone()
     }
 

@@ -30,6 +30,8 @@ enum Cause {
 /// The result of a step of a walk. Boxed, because each level of the recursion holds one.
 pub type Walked<T = ()> = Result<T, Box<Failure>>;
 
+pub type Built<'py> = Walked<Bound<'py, PyAny>>;
+
 impl Failure {
     fn new(cause: Cause) -> Box<Self> {
         let path = Path::default();

@@ -8,7 +8,7 @@ use pyo3::types::{
 };
 
 use super::errors;
-use super::failure::Walked;
+use super::failure::{Built, Walked};
 use super::hashes::{Hashes, check_hashes, check_key, check_saved_key};
 use super::hooks::Hooks;
 use super::memory::{
@@ -41,11 +41,7 @@ pub fn decode_value<'py>(py: Python<'py>, data: &[u8]) -> PyResult<Bound<'py, Py
 
 /// Decodes with the path of a failure. With `unknown_as_dict`, a dict replaces a value that cannot
 /// be rebuilt.
-pub fn decode_at<'py>(
-    py: Python<'py>,
-    data: &[u8],
-    unknown_as_dict: bool,
-) -> Walked<Bound<'py, PyAny>> {
+pub fn decode_at<'py>(py: Python<'py>, data: &[u8], unknown_as_dict: bool) -> Built<'py> {
     let value = Value::decode(data)?;
     let values = Values {
         py,
@@ -128,7 +124,7 @@ struct Values<'py> {
 }
 
 impl<'py> Values<'py> {
-    fn of(&self, value: &Value) -> Walked<Bound<'py, PyAny>> {
+    fn of(&self, value: &Value) -> Built<'py> {
         let py = self.py;
         self.signals.check(py)?;
         Ok(match value {
@@ -165,7 +161,7 @@ impl<'py> Values<'py> {
     }
 
     #[inline(never)]
-    fn dict(&self, pairs: &[(Value, Value)]) -> Walked<Bound<'py, PyAny>> {
+    fn dict(&self, pairs: &[(Value, Value)]) -> Built<'py> {
         let py = self.py;
         let dict = new_dict(py)?;
         let mut hashes = Hashes::default();
@@ -182,7 +178,7 @@ impl<'py> Values<'py> {
     }
 
     #[inline(never)]
-    fn named(&self, name: &str, made_of: &Value) -> Walked<Bound<'py, PyAny>> {
+    fn named(&self, name: &str, made_of: &Value) -> Built<'py> {
         let py = self.py;
         let parts = self.of(made_of)?;
         let hook = Hooks::get(py)?.static_data.bind(py);

@@ -10,7 +10,7 @@ use crate::base::source::Source;
 use crate::base::watch::{Steps, Watch};
 use crate::catalog::{ArrayPlace, Catalog, FoundArrays};
 use crate::elements::{Bounds, Runs, ShardGrid, ShardPart, ShardParts};
-use crate::format::index::LeafKind;
+use crate::format::index::{LeafKind, is_shape};
 use crate::sharding::manifest::Grid;
 use crate::{Error, Result, base::grow};
 
@@ -139,10 +139,7 @@ impl ShardedArray {
             catalog.leaf(*value).is_some_and(|leaf| {
                 let place = catalog.place(leaf);
                 let is_kind = match catalog.kind(leaf) {
-                    LeafKind::Array(dtype, dims) => {
-                        *dtype == self.dtype
-                            && shape.iter().map(|len| *len as u64).eq(dims.iter().copied())
-                    }
+                    LeafKind::Array(dtype, dims) => *dtype == self.dtype && is_shape(&shape, dims),
                     _ => false,
                 };
                 is_kind && place.end - place.start >= nbytes

@@ -8,18 +8,16 @@ use super::indexed::Indexed;
 use crate::Result;
 use crate::base::pages::Pages;
 use crate::base::raw::Uninit;
-use crate::base::source::{Source, as_inner, bytes_of};
+use crate::base::source::{SharedSource, Source, as_inner, bytes_of};
 use crate::base::watch::Watch;
 
-type Shared = Arc<dyn Source + Send + Sync>;
-
 struct Mended {
-    stream: Shared,
+    stream: SharedSource,
     header: [u8; HEADER.len()],
 }
 
 pub enum Contained {
-    Indexed(Indexed<Shared>),
+    Indexed(Indexed<SharedSource>),
     Whole(Pages),
 }
 
@@ -28,7 +26,7 @@ const TRIED_BLOCKS: usize = 8;
 
 /// The content of a treepack stream with a damaged header; `None` for all others, and for data that
 /// end with `mark`.
-pub fn mended(stream: &Shared, mark: &[u8], watch: &dyn Watch) -> Result<Option<Contained>> {
+pub fn mended(stream: &SharedSource, mark: &[u8], watch: &dyn Watch) -> Result<Option<Contained>> {
     let len = stream.len();
     let start = bytes_of(stream, 0..len.min(HEADER.len()))?;
     if start == HEADER || start == NUMBERS_HEADER || len < HEADER.len() + END_BYTES {
@@ -42,7 +40,7 @@ pub fn mended(stream: &Shared, mark: &[u8], watch: &dyn Watch) -> Result<Option<
     }
     for header in [HEADER, NUMBERS_HEADER] {
         let stream = stream.clone();
-        let stream: Shared = Arc::new(Mended { stream, header });
+        let stream: SharedSource = Arc::new(Mended { stream, header });
         if let Some(pages) = only_block(&stream, watch)? {
             return Ok(Some(Contained::Whole(pages)));
         }
@@ -56,7 +54,7 @@ pub fn mended(stream: &Shared, mark: &[u8], watch: &dyn Watch) -> Result<Option<
 }
 
 /// The content of an intact single block, which has no index.
-fn only_block(stream: &Shared, watch: &dyn Watch) -> Result<Option<Pages>> {
+fn only_block(stream: &SharedSource, watch: &dyn Watch) -> Result<Option<Pages>> {
     if stream.len() >= 2 * BLOCK_BYTES {
         return Ok(None);
     }

@@ -265,30 +265,23 @@ impl Tensor {
                 "size mismatch: the dtype and shape need {nbytes} bytes, the offsets span {span}"
             ));
         }
-        let name = grow::to_string(name)?;
-        Ok(if !dtype.is_empty() && is_for_numpy(&shape, bits) {
-            Self {
-                name,
-                dtype: Cow::Borrowed(dtype),
-                itemsize: (bits / 8) as usize,
-                shape,
-                start: begin,
-                nbytes,
-            }
+        let (dtype, itemsize, shape) = if !dtype.is_empty() && is_for_numpy(&shape, bits) {
+            (Cow::Borrowed(dtype), (bits / 8) as usize, shape)
         } else {
             let end = if known.is_some() { PACKED } else { UNKNOWN };
             let mut packed = String::new();
             packed.try_reserve(named.len() + end.len())?;
             packed.push_str(&named);
             packed.push_str(end);
-            Self {
-                name,
-                dtype: Cow::Owned(packed),
-                itemsize: 1,
-                shape: grow::to_vec(&[nbytes])?,
-                start: begin,
-                nbytes,
-            }
+            (Cow::Owned(packed), 1, grow::to_vec(&[nbytes])?)
+        };
+        Ok(Self {
+            name: grow::to_string(name)?,
+            dtype,
+            shape,
+            itemsize,
+            start: begin,
+            nbytes,
         })
     }
 }

@@ -6,7 +6,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-use super::super::failure::Walked;
+use super::super::failure::{Built, Walked};
 use super::super::objects::Objects;
 use super::super::options::Int;
 use super::super::restore::{Container, Cursor, Found, Named, Session, TemplateChild, Walk};
@@ -179,7 +179,7 @@ impl<'py> Named<'py> for Entries<'_, 'py> {
         self.catalog.children(node.value).next().is_none()
     }
 
-    fn state(&mut self, node: Node) -> Walked<Bound<'py, PyAny>> {
+    fn state(&mut self, node: Node) -> Built<'py> {
         Ok(self.read(node.value)?)
     }
 }

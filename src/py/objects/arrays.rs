@@ -5,9 +5,9 @@ use pyo3::prelude::*;
 use smallvec::SmallVec;
 
 use super::super::dtypes::Dtype;
-use super::super::failure::Walked;
+use super::super::failure::{Built, Walked};
 use super::super::memory::{FreshArray, SmallCopies, new_tuple, view};
-use super::values::{Built, CopyMode, Objects};
+use super::values::{CopyMode, Objects};
 use crate::base::source::Source;
 use crate::format::array::resolve;
 use crate::format::dtypes::no_dtype;

@@ -8,9 +8,9 @@ use std::ops::Range;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
-use super::super::failure::{Failure, Walked};
+use super::super::failure::{Built, Failure, Walked};
 use super::super::restore::{Cursor, Found, Here, Name, Options, Ordered, RecordWalk};
-use super::values::{Built, Objects};
+use super::values::Objects;
 use crate::Error;
 use crate::base::source::{Source, bytes_of};
 use crate::format::events::{Closed, Event};

@@ -7,12 +7,12 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyMapping};
 
-use super::super::failure::{Failure, Walked};
+use super::super::failure::{Built, Failure, Walked};
 use super::super::memory::copied;
 use super::super::restore::{
     Container, Cursor, Found, Matching, Name, Named, Session, TemplateChild, Walk, has_older_types,
 };
-use super::values::{Built, Objects};
+use super::values::Objects;
 use crate::base::source::bytes_of;
 use crate::format::events::{Event, Events};
 use crate::format::structure::{RECORD_KEY, ROOT_KEY};
@@ -248,7 +248,7 @@ impl<'py> Named<'py> for Listed<'_, 'py> {
         self.count(*map) == 0
     }
 
-    fn state(&mut self, (map, _): Node) -> Walked<Bound<'py, PyAny>> {
+    fn state(&mut self, (map, _): Node) -> Built<'py> {
         let state = self.object(map)?;
         if map == 0 && self.record.is_some() {
             state.cast::<PyDict>()?.del_item(RECORD_KEY)?;

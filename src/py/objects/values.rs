@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use super::super::content::Memory;
 use super::super::dtypes::Dtype;
-use super::super::failure::{Failure, Walked};
+use super::super::failure::{Built, Failure, Walked};
 use super::super::hashes::Hashes;
 use super::super::hooks::Hooks;
 use super::super::memory::{
@@ -50,8 +50,6 @@ impl From<Option<bool>> for CopyMode {
         }
     }
 }
-
-pub(super) type Built<'py> = Walked<Bound<'py, PyAny>>;
 
 /// Decodes values of a source one by one. Arrays can be views of `memory`.
 pub struct Objects<'a, 'py> {

@@ -7,7 +7,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
-use super::super::failure::{Failure, Walked};
+use super::super::failure::{Built, Failure, Walked};
 use super::super::hashes::{check_hashes, check_key};
 use super::super::hooks::Hooks;
 use super::super::memory::{copied, list_of_results, new_dict, new_list_of, new_tuple_of, row};
@@ -28,8 +28,6 @@ const CODE: &str = "treepack.code";
 
 /// Bytes of static data that may be filled for any record, see `room`.
 const FILLED_BYTES: usize = 8 << 20;
-
-pub(super) type Assembled<'py> = Walked<Bound<'py, PyAny>>;
 
 pub struct Assembly<'a, 'py> {
     py: Python<'py>,
@@ -148,7 +146,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
         names: Names<'py>,
         built: Vec<Bound<'py, PyAny>>,
         here: &Here<'_, 'py>,
-    ) -> Assembled<'py> {
+    ) -> Built<'py> {
         let py = self.py;
         let record = self.record;
         match &record.nodes[node].0 {
@@ -196,7 +194,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
         data: &[u8],
         names: Names<'py>,
         built: Vec<Bound<'py, PyAny>>,
-    ) -> Assembled<'py> {
+    ) -> Built<'py> {
         let py = self.py;
         if self.record.types[class].name == CODE {
             return Ok(py.None().into_bound(py));
@@ -235,7 +233,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
         self.options.unknown_as_dict && failure.raised().is_some_and(unknown)
     }
 
-    fn keys(&mut self, node: usize, keys: &[u8]) -> Assembled<'py> {
+    fn keys(&mut self, node: usize, keys: &[u8]) -> Built<'py> {
         if let Some((known, _)) = &self.decoded[node] {
             return Ok(known.clone());
         }
@@ -412,7 +410,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
 
     /// In this order: unregistered types, placeholders, types that fail because a child became a
     /// dict.
-    fn first_error(&mut self, done: Assembled<'py>) -> Assembled<'py> {
+    fn first_error(&mut self, done: Built<'py>) -> Built<'py> {
         let is_first = |failure: &Failure| {
             let unknown = |error| errors::is(self.py, error, "UnregisteredTypeError");
             failure.must_be_raised(self.py) || failure.raised().is_some_and(unknown)
@@ -434,7 +432,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
 fn with_keys<'py>(
     keys: &Bound<'py, PyAny>,
     parts: impl IntoIterator<Item = Option<Bound<'py, PyAny>>, IntoIter: ExactSizeIterator>,
-) -> Assembled<'py> {
+) -> Built<'py> {
     let (py, parts) = (keys.py(), parts.into_iter());
     let Ok(keys) = keys.cast::<PyList>() else {
         return damaged("the keys of a dict are not a list");

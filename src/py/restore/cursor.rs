@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use pyo3::prelude::*;
 
-use super::super::failure::Walked;
+use super::super::failure::{Built, Walked};
 use super::super::fields::Fields;
 use super::keys::Name;
 
@@ -41,7 +41,7 @@ pub trait Named<'py>: Cursor<'py> {
     fn is_empty(&self, node: &Self::Node) -> bool;
 
     /// Returns the state dict of an entered container.
-    fn state(&mut self, node: Self::Node) -> Walked<Bound<'py, PyAny>>;
+    fn state(&mut self, node: Self::Node) -> Built<'py>;
 }
 
 /// Reads children in saved order.

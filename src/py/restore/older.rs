@@ -5,10 +5,10 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use super::super::failure::Built;
 use super::super::hooks::Hooks;
 use super::super::memory::{dict_next, new_dict};
 use super::super::watch::Signals;
-use super::assembly::Assembled;
 use super::nodes::{check_count, damaged, node_at, numbers};
 use crate::base::grow;
 use crate::format::structure::{Kind, NodeType, Record};
@@ -75,12 +75,7 @@ struct Marking<'a, 'py> {
 
 impl<'py> Marking<'_, 'py> {
     /// See `node_at` for `at`.
-    fn node(
-        &self,
-        state: Bound<'py, PyAny>,
-        node: usize,
-        at: &mut Vec<(u64, u64)>,
-    ) -> Assembled<'py> {
+    fn node(&self, state: Bound<'py, PyAny>, node: usize, at: &mut Vec<(u64, u64)>) -> Built<'py> {
         let py = state.py();
         self.signals.check(py)?;
         let found = &self.record.nodes[node];

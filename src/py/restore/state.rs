@@ -4,7 +4,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 use pyo3::{ffi, intern};
 
-use super::super::failure::Walked;
+use super::super::failure::{Built, Walked};
 use super::super::hooks::Hooks;
 use super::super::memory::dict_next;
 use super::cursor::{Container, Cursor, Found, Named, Ordered, TemplateChild};
@@ -109,7 +109,7 @@ impl<'py> Named<'py> for State<'py> {
         node.0.is_empty()
     }
 
-    fn state(&mut self, node: Node<'py>) -> Walked<Bound<'py, PyAny>> {
+    fn state(&mut self, node: Node<'py>) -> Built<'py> {
         Ok(node.0.into_any())
     }
 }

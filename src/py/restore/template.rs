@@ -16,7 +16,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 
-use super::super::failure::Walked;
+use super::super::failure::{Built, Walked};
 use super::super::memory::{dict_next, new_dict, new_list_of, new_tuple_of};
 use super::super::watch::Signals;
 use super::cursor::{Container, Found, Named, TemplateChild};
@@ -193,11 +193,7 @@ impl<'py, C: Named<'py>> Walk<'py, C> {
         }
     }
 
-    pub fn restore(
-        &mut self,
-        place: C::Place,
-        template: &Bound<'py, PyAny>,
-    ) -> Walked<Bound<'py, PyAny>> {
+    pub fn restore(&mut self, place: C::Place, template: &Bound<'py, PyAny>) -> Built<'py> {
         let plan = self.value(place, template, &Here::root(None))?;
         self.flush()?;
         self.cursor.copy()?;

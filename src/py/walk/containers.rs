@@ -8,7 +8,7 @@ use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyMemoryView, PyString, 
 
 use super::super::classes::Class;
 use super::super::errors;
-use super::super::failure::{Failure, Walked};
+use super::super::failure::{Built, Failure, Walked};
 use super::super::hashes::check_unique_keys;
 use super::super::memory::{dict_next, has_string_keys, write_alike};
 use super::super::value;
@@ -387,7 +387,7 @@ fn sorted_keys<'py>(dict: &Bound<'py, PyDict>) -> Walked<Bound<'py, PyList>> {
 }
 
 #[inline(never)]
-fn item<'py>(dict: &Bound<'py, PyDict>, key: &Bound<'py, PyAny>) -> Walked<Bound<'py, PyAny>> {
+fn item<'py>(dict: &Bound<'py, PyDict>, key: &Bound<'py, PyAny>) -> Built<'py> {
     let item = dict.get_item(key)?;
     Ok(item.ok_or_else(|| changed("dictionary"))?)
 }

@@ -10,7 +10,7 @@ use super::devices::Devices;
 use crate::Result;
 use crate::base::pages::Pages;
 use crate::base::raw::{AsRaw, RawBytes, Uninit, zeroed};
-use crate::base::source::{Pieces, Source, SourcePieces};
+use crate::base::source::{Pieces, SharedSource, Source, SourcePieces};
 use crate::format::layout::Payload;
 
 pub enum LeafPayload {
@@ -29,7 +29,7 @@ pub enum LeafPayload {
 }
 
 pub struct InSource {
-    pub source: Arc<dyn Source + Send + Sync>,
+    pub source: SharedSource,
     /// The content of the source, for views.
     pub content: Py<PyAny>,
     pub pieces: Arc<Pieces>,
