@@ -218,41 +218,46 @@ impl Head {
     #[allow(clippy::cast_possible_truncation)] // the field has four bytes
     pub fn read(bytes: &[u8; 16], available: usize) -> std::result::Result<(Self, usize), usize> {
         let first = bytes[0];
-        let field = match first {
-            0xc4 | 0xc7 | 0xcc | 0xd0 | 0xd9 => 1,
-            0xc5 | 0xc8 | 0xcd | 0xd1 | 0xda | 0xdc | 0xde => 2,
-            0xc6 | 0xc9 | 0xca | 0xce | 0xd2 | 0xdb | 0xdd | 0xdf => 4,
-            0xcb | 0xcf | 0xd3 => 8,
-            _ => 0,
+        let wide = u64::from_be_bytes(*bytes[1..].first_chunk().expect("16 bytes"));
+        let signed = wide.cast_signed();
+        let [one, two, four] = [56, 48, 32].map(|unused| (wide >> unused) as u32);
+        let (head, width) = match first {
+            0x00..=0x7f => (Self::Uint(first.into()), 1),
+            0x80..=0x8f => (Self::Map((first & 0x0f).into()), 1),
+            0x90..=0x9f => (Self::Array((first & 0x0f).into()), 1),
+            0xa0..=0xbf => (Self::Str((first & 0x1f).into()), 1),
+            0xc0 => (Self::Nil, 1),
+            0xc1 => return Err(usize::from(available == 0)), // past the end, a byte is missing
+            0xc2 | 0xc3 => (Self::Bool(first == 0xc3), 1),
+            0xc4 => (Self::Bin(one), 2),
+            0xc5 => (Self::Bin(two), 3),
+            0xc6 => (Self::Bin(four), 5),
+            0xc7 => (Self::Ext(bytes[2].cast_signed(), one), 3),
+            0xc8 => (Self::Ext(bytes[3].cast_signed(), two), 4),
+            0xc9 => (Self::Ext(bytes[5].cast_signed(), four), 6),
+            0xca => (Self::Float(f32::from_bits(four).into()), 5),
+            0xcb => (Self::Float(f64::from_bits(wide)), 9),
+            0xcc => (Self::Uint(one.into()), 2),
+            0xcd => (Self::Uint(two.into()), 3),
+            0xce => (Self::Uint(four.into()), 5),
+            0xcf => (Self::Uint(wide), 9),
+            0xd0 => (Self::Int(signed >> 56), 2),
+            0xd1 => (Self::Int(signed >> 48), 3),
+            0xd2 => (Self::Int(signed >> 32), 5),
+            0xd3 => (Self::Int(signed), 9),
+            0xd4..=0xd8 => (Self::Ext(bytes[1].cast_signed(), 1 << (first - 0xd4)), 2),
+            0xd9 => (Self::Str(one), 2),
+            0xda => (Self::Str(two), 3),
+            0xdb => (Self::Str(four), 5),
+            0xdc => (Self::Array(two), 3),
+            0xdd => (Self::Array(four), 5),
+            0xde => (Self::Map(two), 3),
+            0xdf => (Self::Map(four), 5),
+            0xe0..=0xff => (Self::Int(first.cast_signed().into()), 1),
         };
-        let is_ext = matches!(first, 0xc7..=0xc9 | 0xd4..=0xd8);
-        let width = 1 + field as usize + usize::from(is_ext);
         if available < width {
             return Err(width);
         }
-        let wide = u64::from_be_bytes(*bytes[1..].first_chunk().expect("16 bytes"));
-        let value = wide.unbounded_shr(64 - 8 * field);
-        let signed = wide.cast_signed().unbounded_shr(64 - 8 * field);
-        let head = match first {
-            0x00..=0x7f => Self::Uint(first.into()),
-            0x80..=0x8f => Self::Map((first & 0x0f).into()),
-            0x90..=0x9f => Self::Array((first & 0x0f).into()),
-            0xa0..=0xbf => Self::Str((first & 0x1f).into()),
-            0xc0 => Self::Nil,
-            0xc1 => return Err(0),
-            0xc2 | 0xc3 => Self::Bool(first == 0xc3),
-            0xc4..=0xc6 => Self::Bin(value as u32),
-            0xc7..=0xc9 => Self::Ext(bytes[width - 1].cast_signed(), value as u32),
-            0xca => Self::Float(f32::from_bits(value as u32).into()),
-            0xcb => Self::Float(f64::from_bits(value)),
-            0xcc..=0xcf => Self::Uint(value),
-            0xd0..=0xd3 => Self::Int(signed),
-            0xd4..=0xd8 => Self::Ext(bytes[1].cast_signed(), 1 << (first - 0xd4)),
-            0xd9..=0xdb => Self::Str(value as u32),
-            0xdc | 0xdd => Self::Array(value as u32),
-            0xde | 0xdf => Self::Map(value as u32),
-            0xe0..=0xff => Self::Int(first.cast_signed().into()),
-        };
         Ok((head, width))
     }
 }
