@@ -17,7 +17,7 @@ pub struct Steps<'a> {
 }
 
 impl<'a> Steps<'a> {
-    const EVERY: usize = 1 << 10;
+    pub const EVERY: usize = 1 << 10;
 
     pub fn new(watch: &'a dyn Watch) -> Self {
         let left = Self::EVERY;

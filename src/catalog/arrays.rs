@@ -42,6 +42,10 @@ impl ArrayPlace {
         self.parts.len()
     }
 
+    pub fn itemsize(&self) -> usize {
+        self.nbytes() / self.shape.iter().product::<usize>().max(1)
+    }
+
     pub(crate) fn pieces(&self, range: Range<usize>) -> Result<Pieces> {
         Pieces::new(grow::collect(self.parts.of(range))?)
     }
@@ -49,8 +53,7 @@ impl ArrayPlace {
     /// The runs of a box in memory with these strides, or contiguous memory. `None` if the box
     /// exceeds the array or elements would overlap.
     pub fn runs(&self, bounds: &[Bounds], strides: Option<&[usize]>) -> Option<Runs> {
-        let count = self.shape.iter().product::<usize>().max(1);
-        let itemsize = self.nbytes() / count;
+        let itemsize = self.itemsize();
         match strides {
             Some(strides) => Runs::new(&self.shape, itemsize, bounds, strides),
             None => Runs::compact(&self.shape, itemsize, bounds),

@@ -112,7 +112,7 @@ impl Catalog {
         let mut reader = Reader::new(source);
         for (number, leaf) in self.leaves.iter().enumerate() {
             if !matches!(
-                self.kinds[leaf.kind],
+                self.kinds.list[leaf.kind],
                 LeafKind::PrngKey(..) | LeafKind::Container | LeafKind::Other
             ) {
                 continue;

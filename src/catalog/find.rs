@@ -152,7 +152,7 @@ mod tests {
                 self.check()
             }
         }
-        let source = map((0..CHECK_CHILDREN).map(|at| at.to_string()));
+        let source = map((0..Steps::EVERY).map(|at| at.to_string()));
         let catalog = Catalog::open(&source, false, &()).unwrap();
         let result = catalog.find(0, ["7"], &Stop(&catalog));
         assert!(matches!(result, Err(Error::Stopped)));

@@ -32,7 +32,6 @@ mod stream;
 mod tables;
 mod verify;
 
-use std::collections::HashMap;
 use std::ops::Range;
 
 pub use arrays::{ArrayPlace, FoundArrays};
@@ -45,7 +44,7 @@ use self::tables::Tables;
 use crate::base::error::Path;
 use crate::base::grow;
 use crate::base::watch::Watch;
-use crate::format::index::LeafKind;
+use crate::format::index::{Kinds, LeafKind};
 use crate::{Error, Result};
 
 type Key = (usize, usize);
@@ -80,8 +79,7 @@ pub struct Catalog {
     entries: Vec<Entry>,
     text: String,
     leaves: Vec<LeafSpan>,
-    kinds: Vec<LeafKind>,
-    numbers: HashMap<LeafKind, usize>,
+    kinds: Kinds,
     /// One per leaf, then one for the bytes after them.
     checksums: Vec<u32>,
     rest: Range<usize>,
@@ -207,7 +205,7 @@ impl Catalog {
             is_same
         });
         let named = kinds.into_iter();
-        grow::collect(named.map(|(kind, count, bytes)| (&self.kinds[kind], count, bytes)))
+        grow::collect(named.map(|(kind, count, bytes)| (&self.kinds.list[kind], count, bytes)))
     }
 
     /// # Panics
@@ -217,11 +215,11 @@ impl Catalog {
     }
 
     pub fn kind(&self, leaf: usize) -> &LeafKind {
-        &self.kinds[self.leaves[leaf].kind]
+        &self.kinds.list[self.leaves[leaf].kind]
     }
 
     pub fn dtypes(&self) -> impl Iterator<Item = &str> {
-        self.kinds.iter().filter_map(|kind| match kind {
+        self.kinds.list.iter().filter_map(|kind| match kind {
             LeafKind::Array(dtype, _) | LeafKind::Scalar(dtype) => Some(dtype.as_str()),
             _ => None,
         })

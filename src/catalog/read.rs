@@ -224,7 +224,7 @@ impl Catalog {
         let mut places = index.heads.iter().zip(&index.sizes);
         // The minimum header size since the last leaf; bounds the entries of a hostile index.
         let mut least = 0;
-        self.kinds = index.kinds;
+        self.kinds.list = index.kinds;
         let mut open: Vec<Open> = Vec::new();
         let mut keys: Vec<Key> = Vec::new();
         let mut before = 0;
@@ -260,9 +260,10 @@ impl Catalog {
                 }
                 Event::Uint(kind) => {
                     let kind = usize::try_from(kind).ok();
-                    let (Some((head, size)), Some(kind)) =
-                        (places.next(), kind.filter(|kind| *kind < self.kinds.len()))
-                    else {
+                    let (Some((head, size)), Some(kind)) = (
+                        places.next(),
+                        kind.filter(|kind| *kind < self.kinds.list.len()),
+                    ) else {
                         return Err(Index::damaged(OTHER_NUMBERS));
                     };
                     #[allow(clippy::cast_possible_truncation)]

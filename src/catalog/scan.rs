@@ -164,7 +164,7 @@ impl Catalog {
             }
             other => plain_kind(&other).unwrap_or(LeafKind::Other),
         };
-        self.number_of(kind)
+        self.kinds.number(kind)
     }
 
     fn kind_of_closed(
@@ -177,33 +177,17 @@ impl Catalog {
             Closed::Same => Ok(None),
             Closed::Array(number) => self.kind_of(reader, Event::Array(number)).map(Some),
             Closed::PrngKey => {
-                let data = self.leaves.last().map(|leaf| &self.kinds[leaf.kind]);
+                let data = self.leaves.last().map(|leaf| &self.kinds.list[leaf.kind]);
                 let shape = match data {
                     Some(LeafKind::Array(_, shape)) => grow::to_vec(shape)?,
                     // Reading it fails for lack of a shape.
-                    Some(LeafKind::Other) => return self.number_of(LeafKind::Other).map(Some),
+                    Some(LeafKind::Other) => return self.kinds.number(LeafKind::Other).map(Some),
                     _ => Vec::new(),
                 };
                 let name = grow::to_string(&open.prng_name)?;
-                self.number_of(LeafKind::PrngKey(name, shape)).map(Some)
+                self.kinds.number(LeafKind::PrngKey(name, shape)).map(Some)
             }
         }
-    }
-
-    pub(super) fn number_of(&mut self, kind: LeafKind) -> Result<usize> {
-        if let Some(last) = self.leaves.last()
-            && self.kinds[last.kind] == kind
-        {
-            return Ok(last.kind); // most leaves are like the previous one
-        }
-        if let Some(number) = self.numbers.get(&kind) {
-            return Ok(*number);
-        }
-        let number = self.kinds.len();
-        self.numbers.try_reserve(1)?;
-        self.numbers.insert(kind.try_clone()?, number);
-        grow::push(&mut self.kinds, kind)?;
-        Ok(number)
     }
 }
 

@@ -47,7 +47,7 @@ impl Catalog {
         if !self.is_indexed {
             // Without an index, headers may claim other lengths than the data have.
             for (number, leaf) in self.leaves.iter().enumerate() {
-                if self.kinds[leaf.kind] == LeafKind::Other {
+                if self.kinds.list[leaf.kind] == LeafKind::Other {
                     statuses[number] = Status::Corrupt;
                 }
             }

@@ -123,8 +123,8 @@ pub struct Pointwise {
     scales: Vec<f32>,
     scale: Option<f32>,
     add: Option<f32>,
-    source_extent: usize,
-    target_extent: usize,
+    pub source_extent: usize,
+    pub target_extent: usize,
 }
 
 /// Where a piece of a row begins.
@@ -192,14 +192,6 @@ impl Pointwise {
             source_extent,
             target_extent,
         })
-    }
-
-    pub fn source_extent(&self) -> usize {
-        self.source_extent
-    }
-
-    pub fn target_extent(&self) -> usize {
-        self.target_extent
     }
 
     /// # Panics
@@ -519,7 +511,7 @@ mod tests {
 
     #[allow(unsafe_code)]
     fn bytes_of(steps: &Pointwise, source: &[u8], threads: usize) -> Vec<u8> {
-        let mut memory = vec![MaybeUninit::new(0xaa_u8); steps.target_extent()];
+        let mut memory = vec![MaybeUninit::new(0xaa_u8); steps.target_extent];
         let threads = NonZero::new(threads).unwrap();
         let done = steps.convert(source.into(), &mut memory, threads, || Ok(()));
         done.unwrap();

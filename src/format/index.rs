@@ -231,12 +231,35 @@ fn index_of(key: &str) -> Option<usize> {
     (is_short && digits).then(|| key.parse().ok()).flatten()
 }
 
+/// Numbers the kinds of leaves.
+#[derive(Debug, Default)]
+pub struct Kinds {
+    pub list: Vec<LeafKind>,
+    numbers: HashMap<LeafKind, usize>,
+    last: usize,
+}
+
+impl Kinds {
+    pub fn number(&mut self, kind: LeafKind) -> Result<usize> {
+        if self.list.get(self.last) == Some(&kind) {
+            return Ok(self.last); // most leaves are like the previous one
+        }
+        let next = self.list.len();
+        self.last = self.numbers.get(&kind).copied().unwrap_or(next);
+        if self.last == next {
+            self.numbers.try_reserve(1)?;
+            self.numbers.insert(kind.try_clone()?, next);
+            grow::push(&mut self.list, kind)?;
+        }
+        Ok(self.last)
+    }
+}
+
 #[derive(Debug, Default)]
 pub struct Listing {
     index: Index,
-    numbers: HashMap<LeafKind, u32>,
+    kinds: Kinds,
     keys: Keys,
-    last: Option<u32>,
     ends: Vec<usize>,
     /// The current leaf, and the start of its value.
     pub pending: Option<(LeafKind, usize)>,
@@ -251,27 +274,12 @@ impl Listing {
     }
 
     fn add(&mut self, kind: LeafKind, start: usize, end: usize) -> Result<()> {
-        let number = match self.last {
-            Some(last) if self.index.kinds[last as usize] == kind => last,
-            _ => self.number_of(kind)?,
-        };
-        self.last = Some(number);
-        self.head(Head::Uint(number.into()))?;
+        let number = self.kinds.number(kind)?;
+        self.head(Head::Uint(number as u64))?;
         let before = self.ends.last().copied().unwrap_or(0);
         grow::push(&mut self.index.heads, (start - before) as u64)?;
         grow::push(&mut self.index.sizes, (end - start) as u64)?;
         grow::push(&mut self.ends, end)
-    }
-
-    fn number_of(&mut self, kind: LeafKind) -> Result<u32> {
-        if let Some(number) = self.numbers.get(&kind) {
-            return Ok(*number);
-        }
-        let number = count_of(self.numbers.len())?;
-        self.numbers.try_reserve(1)?;
-        self.numbers.insert(kind.try_clone()?, number);
-        grow::push(&mut self.index.kinds, kind)?;
-        Ok(number)
     }
 
     pub fn head(&mut self, head: Head) -> Result<()> {
@@ -290,6 +298,7 @@ impl Listing {
 
     pub fn finish(mut self, end: usize) -> Result<(Index, Vec<usize>)> {
         self.end_leaf(end)?;
+        self.index.kinds = self.kinds.list;
         self.index.rest = (end - self.ends.last().copied().unwrap_or(0)) as u64;
         Ok((self.index, self.ends))
     }

@@ -1,9 +1,7 @@
 //! Finds the arrays of a base by path.
 
-use std::ops::Range;
-
 use crate::Result;
-use crate::base::source::{Pieces, Source};
+use crate::base::source::Source;
 use crate::base::watch::Watch;
 use crate::catalog::{ArrayPlace, Catalog};
 
@@ -16,9 +14,10 @@ pub struct Base<'a> {
 }
 
 pub struct Array<'a> {
-    catalog: &'a Catalog,
+    pub dtype: &'a str,
+    shape: &'a [u64],
     pub value: usize,
-    place: ArrayPlace,
+    pub place: ArrayPlace,
 }
 
 impl<'a> Base<'a> {
@@ -69,47 +68,22 @@ fn array<'a>(
     headers: &dyn Source,
     value: usize,
 ) -> Result<Option<Array<'a>>> {
-    let is_array = catalog
-        .leaf(value)
-        .and_then(|leaf| catalog.dtype_and_shape(leaf));
-    if is_array.is_none() {
+    let leaf = catalog.leaf(value);
+    let Some((dtype, shape)) = leaf.and_then(|leaf| catalog.dtype_and_shape(leaf)) else {
         return Ok(None);
-    }
+    };
     let place = catalog.array(headers, value)?;
     Ok(Some(Array {
-        catalog,
+        dtype,
+        shape,
         value,
         place,
     }))
 }
 
 impl Array<'_> {
-    fn kind(&self) -> (&str, &[u64]) {
-        let leaf = self.catalog.leaf(self.value);
-        let kind = leaf.and_then(|leaf| self.catalog.dtype_and_shape(leaf));
-        kind.expect("the leaf is an array")
-    }
-
     fn is_like(&self, other: &Array<'_>) -> bool {
-        self.kind() == other.kind() && self.place.nbytes() == other.place.nbytes()
-    }
-
-    pub fn dtype(&self) -> &str {
-        self.kind().0
-    }
-
-    pub fn itemsize(&self) -> usize {
-        let count = self.place.shape().iter().product::<usize>().max(1);
-        self.place.nbytes() / count
-    }
-
-    /// Ranges of its elements, in order: one, or one for each chunk.
-    pub fn parts(&self) -> &[Range<usize>] {
-        self.place.parts()
-    }
-
-    /// Locates a range of its elements.
-    pub fn pieces(&self, range: Range<usize>) -> Result<Pieces> {
-        self.place.pieces(range)
+        (self.dtype, self.shape) == (other.dtype, other.shape)
+            && self.place.nbytes() == other.place.nbytes()
     }
 }

@@ -61,7 +61,7 @@ impl<'a> Join<'a> {
                 Err(error) if salvages && !error.is_no_damage() => continue,
                 array => array?,
             };
-            let numbers = grow::collect(array.parts().iter().map(|part| patch.at(part)))?;
+            let numbers = grow::collect(array.place.parts().iter().map(|part| patch.at(part)))?;
             if numbers.iter().all(Option::is_none) {
                 continue;
             }
@@ -80,11 +80,11 @@ impl<'a> Join<'a> {
                 grow::push(&mut unchanged, array.value)?;
             }
             let mut done = 0;
-            for (part, number) in array.parts().iter().zip(&numbers) {
+            for (part, number) in array.place.parts().iter().zip(&numbers) {
                 let range = done..done + part.len();
                 done = range.end;
                 if let Some(number) = *number {
-                    let pieces = partner.as_ref().map(|partner| partner.pieces(range));
+                    let pieces = partner.as_ref().map(|partner| partner.place.pieces(range));
                     let pieces = pieces.transpose()?.unwrap_or_default();
                     partners[number] = Some((array.value, pieces));
                 }

@@ -143,9 +143,9 @@ fn units<P: Payload + Sync>(
         let Some(partner) = base.partner(&array, &partners)? else {
             continue;
         };
-        let elements = Elements::of(array.dtype(), array.itemsize());
+        let elements = Elements::of(array.dtype, array.place.itemsize());
         let mut done = 0;
-        for part in array.parts() {
+        for part in array.place.parts() {
             let range = done..done + part.len();
             done = range.end;
             // The elements are the last bytes of an extension.
@@ -158,7 +158,7 @@ fn units<P: Payload + Sync>(
                     extension: extension.clone(),
                     place: part.clone(),
                     elements,
-                    base: partner.pieces(range)?,
+                    base: partner.place.pieces(range)?,
                 };
                 grow::push(&mut units, unit)?;
             }

@@ -21,21 +21,21 @@ pub struct Shards(pub(super) Arc<boxes::ShardedArray>);
 #[pymethods]
 impl Shards {
     fn __len__(&self) -> usize {
-        self.0.grid().len()
+        self.0.grid.len()
     }
 
     #[getter]
     fn files<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        list_of(py, self.0.files())
+        list_of(py, self.0.files.iter())
     }
 
     fn name<'py>(&self, py: Python<'py>, shard: usize) -> PyResult<Bound<'py, PyString>> {
-        name_in(py, self.0.grid(), shard)
+        name_in(py, &self.0.grid, shard)
     }
 
     fn find(&self, shard: usize, catalog: &Catalog) -> PyResult<Option<usize>> {
         keep_reserve()?;
-        if shard >= self.0.grid().len() {
+        if shard >= self.0.grid.len() {
             return Err(missing());
         }
         let watcher = Watcher::at_each_call();

@@ -117,16 +117,17 @@ fn with_source<'py, T>(
 
 #[pyfunction]
 pub fn convertible<'py>(content: &Bound<'py, Content>) -> PyResult<Bound<'py, PyAny>> {
-    let source = content.get().source();
-    let sample = content.py().detach(|| Sample::of(source))?;
-    sample.convertible().item(content.py())
+    sampled(content)?.convertible().item(content.py())
 }
 
 #[pyfunction]
 pub fn described<'py>(content: &Bound<'py, Content>) -> PyResult<Bound<'py, PyAny>> {
+    sampled(content)?.describe().item(content.py())
+}
+
+fn sampled<'a>(content: &'a Bound<'_, Content>) -> PyResult<Sample<'a>> {
     let source = content.get().source();
-    let sample = content.py().detach(|| Sample::of(source))?;
-    sample.describe().item(content.py())
+    Ok(content.py().detach(|| Sample::of(source))?)
 }
 
 #[pyfunction]

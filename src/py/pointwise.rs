@@ -65,8 +65,8 @@ pub fn convert(
     let steps = steps
         .ok_or_else(|| PyIndexError::new_err("the array is not in C order, or has other scales"))?;
     let (from, to) = (
-        at..at.saturating_add(steps.source_extent()),
-        start..start.saturating_add(steps.target_extent()),
+        at..at.saturating_add(steps.source_extent),
+        start..start.saturating_add(steps.target_extent),
     );
     let raw = memory.as_raw();
     if from.end > raw.len() || to.end > buffer.len() {

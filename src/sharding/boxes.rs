@@ -16,8 +16,8 @@ use crate::{Error, Result, base::grow};
 
 #[derive(Debug)]
 pub struct ShardedArray {
-    grid: ShardGrid,
-    files: Arc<Vec<u32>>,
+    pub grid: ShardGrid,
+    pub files: Arc<Vec<u32>>,
     place: ManifestPlace,
     /// Whether its one shard has no key of its own.
     is_unnamed: bool,
@@ -88,14 +88,6 @@ impl ShardedArray {
             dtype,
             itemsize,
         }))
-    }
-
-    pub fn grid(&self) -> &ShardGrid {
-        &self.grid
-    }
-
-    pub fn files(&self) -> &[u32] {
-        &self.files
     }
 
     /// The leaf of a shard in its file. `None` if the file does not match the manifest.

@@ -275,7 +275,7 @@ mod tests {
         Decoder::new()
             .unwrap()
             .decode(plane, &mut out)
-            .then_some(out)
+            .map(|()| out)
     }
 
     fn planes() -> impl Strategy<Value = Vec<u8>> {
