@@ -35,17 +35,14 @@ const MOST_THREADS: usize = 1 << 16;
 /// Must be called attached to Python: it reads the environment.
 pub fn threads(requested: Option<i64>, bytes: usize, min_bytes: usize) -> Result<NonZero<usize>> {
     let positive = |count: Option<usize>| count.and_then(NonZero::new);
-    let requested = match requested {
-        Some(count) => Some(
-            positive(usize::try_from(count).ok())
-                .filter(|count| count.get() <= MOST_THREADS)
-                .ok_or_else(|| {
-                    let reason = format!("threads must be from 1 to {MOST_THREADS}, got {count}");
-                    Error::Option(reason)
-                })?,
-        ),
-        None => None,
+    let checked = |count: i64| {
+        let checked = positive(usize::try_from(count).ok());
+        let refused = || format!("threads must be from 1 to {MOST_THREADS}, got {count}");
+        checked
+            .filter(|count| count.get() <= MOST_THREADS)
+            .ok_or_else(|| Error::Option(refused()))
     };
+    let requested = requested.map(checked).transpose()?;
     if bytes < min_bytes {
         return Ok(NonZero::<usize>::MIN);
     }

@@ -143,9 +143,9 @@ impl Sums {
 /// are the digests of the leaves.
 #[derive(Debug, Clone)]
 pub struct Seal {
-    regions: Regions,
+    pub regions: Regions,
     record: usize,
-    digests: usize,
+    pub digests: usize,
     /// Of the record without the digests.
     crc: Hasher,
 }
@@ -170,16 +170,8 @@ impl Seal {
         }
     }
 
-    pub fn digests(&self) -> usize {
-        self.digests
-    }
-
     pub fn bytes(checksums: usize) -> usize {
         4 * checksums + Footer::BYTES
-    }
-
-    pub fn regions(&self) -> &Regions {
-        &self.regions
     }
 
     /// The bytes after the record, or after its part before the digests.

@@ -7,7 +7,7 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use crate::base::digest::Digest;
-use crate::base::raw::{AsRaw, Buffer, Filling, Lender, RawBytes, Uninit, append_with};
+use crate::base::raw::{AsRaw, Buffer, Filling, RawBytes, Uninit, append_with};
 use crate::base::source::Source;
 use crate::base::watch::Watch;
 use crate::format::footer::Seal;
@@ -77,10 +77,6 @@ impl<P: Payload> LayoutBuilder<P> {
 
     pub fn headers(&mut self) -> &mut Buffer {
         &mut self.headers
-    }
-
-    pub(crate) fn borrow_from(&mut self, lender: Box<dyn Lender>) {
-        self.headers.borrow_from(lender);
     }
 
     pub(crate) fn has_payloads(&self) -> bool {

@@ -7,7 +7,7 @@ use crate::catalog::{ArrayPlace, Catalog};
 
 /// Encoded data that differences refer to.
 pub struct Base<'a> {
-    catalog: Catalog,
+    pub catalog: Catalog,
     /// Reads headers.
     headers: &'a dyn Source,
     pub bytes: &'a dyn Source,
@@ -38,11 +38,6 @@ impl<'a> Base<'a> {
     pub fn damage(&self) -> Option<String> {
         let damage = self.catalog.damage.as_ref();
         damage.map(|damage| format!("the base is damaged: {}", damage.reason()))
-    }
-
-    /// For each value of a catalog, the value of the base at the same path.
-    pub fn partners(&self, of: &Catalog, watch: &dyn Watch) -> Result<Vec<Option<usize>>> {
-        of.partners(&self.catalog, watch)
     }
 
     /// The array that is one of the partners, if it has the same dtype and shape.

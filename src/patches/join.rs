@@ -51,7 +51,7 @@ impl<'a> Join<'a> {
     ) -> Result<Self> {
         let catalog = Catalog::open(&patch.skeleton, salvages, watch)?;
         let mut partners = grow::filled(None, patch.differences.len())?;
-        let of_base = base.partners(&catalog, watch)?;
+        let of_base = catalog.partners(&base.catalog, watch)?;
         // Of leaves with equal paths, the last counts.
         let last = catalog.partners(&catalog, watch)?;
         let (mut missing, mut unchanged) = (Mismatches::default(), Vec::new());

@@ -30,7 +30,7 @@ pub struct Headers<'a, P> {
 
 impl<'a, P: Payload> Headers<'a, P> {
     pub fn of(layout: &'a Layout<P>) -> Result<Self> {
-        let blank = |seal: &Seal| seal.close(&grow::filled(0, seal.regions().len())?, &[]);
+        let blank = |seal: &Seal| seal.close(&grow::filled(0, seal.regions.len())?, &[]);
         let seal = layout.seal().map(blank).transpose()?.unwrap_or_default();
         Ok(Self { layout, seal })
     }
@@ -136,7 +136,7 @@ fn units<P: Payload + Sync>(
     let headers = Headers::of(layout)?;
     let extensions = extensions(&headers, 0..layout.len(), EXT_NDARRAY, watch)?;
     let catalog = Catalog::open(&headers, false, watch)?;
-    let partners = base.partners(&catalog, watch)?;
+    let partners = catalog.partners(&base.catalog, watch)?;
     let mut units = Vec::new();
     for array in arrays(&catalog, &headers) {
         let array = array?;
@@ -216,8 +216,8 @@ fn replacement<P: Payload + Sync>(
     }
     let mut sums = Vec::new();
     if let Some(seal) = layout.seal() {
-        sums = seal.regions().sum(whole.start, &head)?;
-        let region = seal.regions().parts(place.clone()).next();
+        sums = seal.regions.sum(whole.start, &head)?;
+        let region = seal.regions.parts(place.clone()).next();
         grow::add_all(&mut sums, region.map(|(region, _)| (region, sum.clone())))?;
     }
     out[sum_end - size_of::<u32>()..sum_end].copy_from_slice(&sum.finalize().to_le_bytes());
@@ -247,7 +247,7 @@ impl<P: Payload> Assembly<P> {
     /// Appends bytes of the layout.
     fn headers(&mut self, at: usize, bytes: &[u8]) -> Result<()> {
         if let Some(seal) = &self.seal {
-            self.sums.add(seal.regions().sum(at, bytes)?)?;
+            self.sums.add(seal.regions.sum(at, bytes)?)?;
         }
         self.bytes(bytes)
     }
@@ -261,7 +261,7 @@ impl<P: Payload> Assembly<P> {
             })?;
             self.sum.update(&self.tile);
             if let Some(seal) = &self.seal {
-                self.sums.add(seal.regions().sum(at + start, &self.tile)?)?;
+                self.sums.add(seal.regions.sum(at + start, &self.tile)?)?;
             }
             watch.check()?;
         }
@@ -284,7 +284,7 @@ fn assemble<P: Payload>(
     };
     assembly.bytes(&START)?;
     let nbytes = layout.len();
-    let sealed = assembly.seal.as_ref().map(|seal| seal.regions().len());
+    let sealed = assembly.seal.as_ref().map(|seal| seal.regions.len());
     let body = nbytes - sealed.map_or(0, Seal::bytes);
     let mut replaced = replaced.into_iter().peekable();
     // Offsets in the layout: of the next byte, and of the end of the last replaced array.
@@ -326,7 +326,7 @@ fn assemble<P: Payload>(
         Ok(())
     })?;
     if let Some(seal) = assembly.seal.take() {
-        let sums = mem::take(&mut assembly.sums).finish(seal.regions().len())?;
+        let sums = mem::take(&mut assembly.sums).finish(seal.regions.len())?;
         assembly.bytes(&seal.close(&sums, &[])?)?;
     }
     let tail = tail(nbytes, name, lengths, &mut assembly.sum)?;

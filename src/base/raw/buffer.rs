@@ -20,7 +20,7 @@ pub struct Buffer {
     room: usize,
     memory: Memory,
     is_large: bool,
-    lender: Option<Box<dyn Lender>>,
+    lender: Option<Lender>,
 }
 
 enum Memory {
@@ -29,9 +29,8 @@ enum Memory {
     Lent(Loan),
 }
 
-pub trait Lender: Send + Sync {
-    fn lend(&mut self, least: usize) -> Option<Loan>;
-}
+/// Lends at least as much memory, or none.
+pub type Lender = Box<dyn FnOnce(usize) -> Option<Loan> + Send + Sync>;
 
 pub struct Loan {
     start: NonNull<u8>,
@@ -101,7 +100,7 @@ impl Buffer {
 
     const FIRST: usize = 512;
 
-    pub(crate) fn borrow_from(&mut self, lender: Box<dyn Lender>) {
+    pub(crate) fn borrow_from(&mut self, lender: Lender) {
         self.lender = Some(lender);
     }
 
@@ -163,7 +162,7 @@ impl Buffer {
         let least = self.len.saturating_add(more);
         if least > Self::SMALL && !self.is_large {
             self.is_large = true;
-            let lent = self.lender.take().and_then(|mut lender| lender.lend(least));
+            let lent = self.lender.take().and_then(|lender| lender(least));
             match lent {
                 Some(loan) if loan.len >= least => return self.move_to(Memory::Lent(loan)),
                 _ => self.move_to(Memory::Own(SPARE.take()))?,
@@ -258,18 +257,16 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    struct Once(usize);
-
-    impl Lender for Once {
-        fn lend(&mut self, least: usize) -> Option<Loan> {
-            if self.0 < least {
+    fn once(room: usize) -> Lender {
+        Box::new(move |least| {
+            if room < least {
                 return None;
             }
-            let mut owner = Vec::<u8>::with_capacity(self.0);
+            let mut owner = Vec::<u8>::with_capacity(room);
             let start = NonNull::new(owner.as_mut_ptr()).unwrap();
             // SAFETY: the vector is not touched before it is dropped.
-            Some(unsafe { Loan::new(start, self.0, Box::new(owner)) })
-        }
+            Some(unsafe { Loan::new(start, room, Box::new(owner)) })
+        })
     }
 
     #[derive(Debug, Clone)]
@@ -302,7 +299,7 @@ mod tests {
         ) {
             let mut buffer = Buffer::default();
             if let Some(lent) = lent {
-                buffer.borrow_from(Box::new(Once(lent)));
+                buffer.borrow_from(once(lent));
             }
             let mut vector = Vec::new();
             for (at, step) in steps.into_iter().enumerate() {
@@ -356,7 +353,7 @@ mod tests {
             (70_000, Buffer::SMALL + 1, true),
         ] {
             let mut buffer = Buffer::default();
-            buffer.borrow_from(Box::new(Once(lent)));
+            buffer.borrow_from(once(lent));
             for at in 0..len {
                 buffer.extend_from_slice(&at.to_le_bytes()[..1]);
             }

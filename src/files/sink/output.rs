@@ -154,7 +154,7 @@ fn digests_in<P: Payload>(
     start: usize,
     part: &[u8],
 ) -> Result<Vec<(usize, Digest, u64)>> {
-    let regions = layout.seal().expect("a seal for the regions").regions();
+    let regions = &layout.seal().expect("a seal for the regions").regions;
     let (mut digests, mut at) = (Vec::new(), 0);
     for slice in layout.slices(start..start + part.len()) {
         let bytes = &part[at..at + slice.len()];
@@ -179,8 +179,8 @@ pub fn append_blocks<P: Payload + Sync>(
     watch: &dyn Watch,
 ) -> Result<()> {
     let seal = layout.seal();
-    let digest_count = seal.map_or(0, Seal::digests);
-    let seal_bytes = seal.map_or(0, |seal| Seal::bytes(seal.regions().len()));
+    let digest_count = seal.map_or(0, |seal| seal.digests);
+    let seal_bytes = seal.map_or(0, |seal| Seal::bytes(seal.regions.len()));
     let end = layout.len() - seal_bytes - Digest::BYTES * digest_count;
     let part_bytes = seal.map_or(BLOCK_BYTES, |_| SUM_BYTES);
     let spare = Mutex::new(Vec::new());
@@ -202,7 +202,7 @@ pub fn append_blocks<P: Payload + Sync>(
             })?;
             let part = &block[before..];
             if let Some(seal) = seal {
-                grow::add_all(&mut sums, seal.regions().sum(start, part)?)?;
+                grow::add_all(&mut sums, seal.regions.sum(start, part)?)?;
             }
             if digest_count > 0 {
                 grow::add_all(&mut digests, digests_in(layout, start, part)?)?;
@@ -227,5 +227,5 @@ pub fn append_blocks<P: Payload + Sync>(
     let ahead = seal.map_or(near.max(AHEAD), |_| near);
     parallel::in_order(end.div_ceil(BLOCK_BYTES), threads, ahead, work, each)?;
     let Some(seal) = seal else { return Ok(()) };
-    out.append(&seal.close(&sums.finish(seal.regions().len())?, &digests)?)
+    out.append(&seal.close(&sums.finish(seal.regions.len())?, &digests)?)
 }

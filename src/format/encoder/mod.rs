@@ -117,8 +117,8 @@ impl<P: Payload> Encoder<P> {
         self.sums.has_digests
     }
 
-    pub(crate) fn borrow_from(&mut self, lender: Box<dyn Lender>) {
-        self.layout.borrow_from(lender);
+    pub(crate) fn borrow_from(&mut self, lender: Lender) {
+        self.layout.headers().borrow_from(lender);
     }
 
     pub(crate) fn len(&self) -> usize {

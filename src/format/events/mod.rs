@@ -155,9 +155,8 @@ impl Events {
     }
 
     pub fn text(&self, text: Text) -> &str {
-        let bytes = &self.text[text.start..text.start + text.len as usize];
         // Checking short strings again costs less than `unsafe`.
-        std::str::from_utf8(bytes).unwrap_or_default()
+        std::str::from_utf8(self.text_bytes(text)).unwrap_or_default()
     }
 
     pub fn text_bytes(&self, text: Text) -> &[u8] {

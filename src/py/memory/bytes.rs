@@ -16,7 +16,7 @@ use pyo3::types::PyBytes;
 use super::create::created;
 use super::detached::detached;
 use super::pages::advise_huge;
-use crate::base::raw::{Buffer, Fill, Filling, Lender, Loan, Uninit};
+use crate::base::raw::{Buffer, Fill, Filling, Loan, Uninit};
 use crate::base::watch::Watch;
 use crate::format::array::HEADERS_MAX_BYTES;
 use crate::{Result, base::parallel};
@@ -66,28 +66,24 @@ fn fresh(py: Python<'_>, len: usize) -> PyResult<(Bound<'_, PyBytes>, NonNull<Ma
     Ok((bytes, start))
 }
 
-/// Lends a `bytes` object of the size of the last output, since programs repeat sizes. Output
-/// written there needs no copy.
-pub struct BytesLender;
-
 static LAST_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 const MAX_LENT_BYTES: usize = 1 << 30;
 
-impl Lender for BytesLender {
-    fn lend(&mut self, least: usize) -> Option<Loan> {
-        let size = LAST_BYTES.load(Relaxed);
-        if !(least..=MAX_LENT_BYTES).contains(&size) {
-            return None;
-        }
-        // Out of memory nothing is lent: the output is written elsewhere, and copied.
-        Python::attach(|py| {
-            let (bytes, start) = fresh(py, size).ok()?;
-            // SAFETY: the object is fresh. It lives as long as this reference, and no other code
-            // gets it before its final content is written (`lent_bytes`).
-            Some(unsafe { Loan::new(start.cast(), size, Box::new(bytes.unbind())) })
-        })
+/// Lends a `bytes` object of the size of the last output, since programs repeat sizes. Output
+/// written there needs no copy.
+pub fn lend_bytes(least: usize) -> Option<Loan> {
+    let size = LAST_BYTES.load(Relaxed);
+    if !(least..=MAX_LENT_BYTES).contains(&size) {
+        return None;
     }
+    // Out of memory nothing is lent: the output is written elsewhere, and copied.
+    Python::attach(|py| {
+        let (bytes, start) = fresh(py, size).ok()?;
+        // SAFETY: the object is fresh. It lives as long as this reference, and no other code
+        // gets it before its final content is written (`lent_bytes`).
+        Some(unsafe { Loan::new(start.cast(), size, Box::new(bytes.unbind())) })
+    })
 }
 
 pub fn remember_size(len: usize) {
@@ -97,7 +93,7 @@ pub fn remember_size(len: usize) {
     }
 }
 
-/// Shortens the object of `BytesLender` to `output` at its start; `None` if a copy would save much
+/// Shortens the object of `lend_bytes` to `output` at its start; `None` if a copy would save much
 /// memory.
 pub fn lent_bytes<'py>(
     py: Python<'py>,

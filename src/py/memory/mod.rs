@@ -39,7 +39,7 @@ pub use arrays::{Alike, ArrayParts, FreshArray, Owned, SmallCopies, fresh_memory
 pub use batch::write_alike;
 pub use borrowed::{Borrowed, exported};
 pub use bytes::{
-    BytesLender, copied, lent_bytes, new_bytes, new_bytes_at_most, new_bytes_elsewhere,
+    copied, lend_bytes, lent_bytes, new_bytes, new_bytes_at_most, new_bytes_elsewhere,
     remember_size,
 };
 pub use collector::Uncollected;

@@ -13,7 +13,7 @@ use super::super::dtypes::Dtype;
 use super::super::failure::{Failure, Walked};
 use super::super::fields::FieldsByType;
 use super::super::hooks::Hooks;
-use super::super::memory::{Alike, BytesLender};
+use super::super::memory::{Alike, lend_bytes};
 use super::super::watch::Signals;
 use super::devices::{Devices, WINDOW_BYTES};
 use super::payload::LeafPayload;
@@ -118,7 +118,7 @@ impl<'py> Walk<'py> {
         options: Options<'py>,
     ) -> PyResult<Self> {
         if options.joined {
-            out.borrow_from(Box::new(BytesLender));
+            out.borrow_from(Box::new(lend_bytes));
         }
         let recorder = options.left_out.as_ref();
         let r#static = recorder.map(|recorder| recorder.getattr(intern!(py, "static")));
