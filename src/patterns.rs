@@ -106,8 +106,8 @@ pub struct Selector {
     /// The first rule is at the root.
     rules: Vec<Rule>,
     tokens: Vec<Token>,
-    /// `None` for bools.
-    patterns: Option<usize>,
+    /// Their number; `None` for bools.
+    pub patterns: Option<usize>,
 }
 
 #[derive(Debug, Clone)]
@@ -179,10 +179,6 @@ impl Selector {
             }
         }
         Ok(at)
-    }
-
-    pub fn pattern_count(&self) -> Option<usize> {
-        self.patterns
     }
 
     pub fn start(&self) -> State {

@@ -88,7 +88,7 @@ impl Catalog {
             first = head.end;
             if is_selected(entry.head) {
                 let LeafSpan { region, start, .. } = self.leaves[entry.head];
-                let done = self.compare_head(reader.cursor(), head, region..start);
+                let done = self.compare_head(&mut reader.cursor, head, region..start);
                 let done = done.and_then(|()| self.read_next(&mut reader, entry.head));
                 if is_damaged(done.and_then(|events| expect(has_shapes(events))))? {
                     changed.push(entry.head);
@@ -98,7 +98,7 @@ impl Catalog {
         if is_selected(self.len()) {
             let place = self.rest.start..self.record_key;
             let head = first..self.entries.len();
-            if is_damaged(self.compare_head(reader.cursor(), head, place))? {
+            if is_damaged(self.compare_head(&mut reader.cursor, head, place))? {
                 changed.push(self.len());
             }
         }

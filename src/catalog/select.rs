@@ -73,7 +73,7 @@ impl Catalog {
     /// An empty container that no bool covers follows the nearest outer container with leaves: it
     /// is selected if all of those are.
     pub fn select(&self, value: usize, selector: &Selector, watch: &dyn Watch) -> Result<Marks> {
-        let patterns = selector.pattern_count().unwrap_or(0);
+        let patterns = selector.patterns.unwrap_or(0);
         let mut marking = Marking {
             catalog: self,
             selector,
@@ -137,7 +137,7 @@ impl Marking<'_> {
 
     /// Returns whether patterns have decided all below.
     fn is_decided(&self, state: &State) -> bool {
-        let of_patterns = self.selector.pattern_count().is_some();
+        let of_patterns = self.selector.patterns.is_some();
         of_patterns && self.unmatched == 0 && state.selected == Some(true)
     }
 
@@ -147,7 +147,7 @@ impl Marking<'_> {
         self.selected[at] = is_selected.into();
         self.leaves.0 += usize::from(is_leaf);
         self.leaves.1 += usize::from(is_leaf && is_selected);
-        if selected.is_none() && self.selector.pattern_count().is_none() {
+        if selected.is_none() && self.selector.patterns.is_none() {
             if is_leaf {
                 self.undecided.get_or_insert(at);
             } else {

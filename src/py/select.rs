@@ -31,7 +31,7 @@ impl Selector {
         } else {
             self.through(&keys, |_| ())
         };
-        state.selected.or(self.0.pattern_count().map(|_| false))
+        state.selected.or(self.0.patterns.map(|_| false))
     }
 
     fn matching(&self, keys: Vec<String>) -> Vec<usize> {

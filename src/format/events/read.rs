@@ -41,7 +41,8 @@ const FEW: usize = 32;
 
 /// Reads events one by one; the caller closes containers.
 pub struct Reader<'a> {
-    pub(super) cursor: Cursor<'a>,
+    /// Also reads headers around a part.
+    pub cursor: Cursor<'a>,
     pub(super) events: Events,
     pub(super) dtype_numbers: HashMap<Vec<u8>, usize>,
     pub(super) last_dtype: usize,
@@ -117,11 +118,6 @@ impl<'a> Reader<'a> {
             self.finish()?;
         }
         Ok(!self.open.is_empty())
-    }
-
-    /// The cursor, to read headers around a part.
-    pub fn cursor(&mut self) -> &mut Cursor<'a> {
-        &mut self.cursor
     }
 
     pub fn offset(&self) -> usize {

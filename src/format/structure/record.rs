@@ -33,11 +33,8 @@ pub struct Record {
     #[serde(default, deserialize_with = "decode::bytes_or_none")]
     pub metadata: Option<ByteBuf>,
     /// A [`crate::format::index::Index`].
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        deserialize_with = "decode::bytes_or_none"
-    )]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "decode::bytes_or_none")]
     pub index: Option<ByteBuf>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[serde(deserialize_with = "decode::list")]
@@ -51,11 +48,8 @@ pub struct Record {
     pub ties: Vec<Tie>,
     /// The digest of the bytes of each leaf of the index that is an array. The last field, so that it
     /// ends the encoded record: see [`crate::format::footer::Seal`].
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        deserialize_with = "decode::bytes_or_none"
-    )]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "decode::bytes_or_none")]
     pub digests: Option<ByteBuf>,
 }
 
