@@ -3,19 +3,14 @@
 use std::mem;
 
 use pyo3::prelude::*;
-use smallvec::SmallVec;
 
-use super::super::memory::{FreshArray, detached};
+use super::super::memory::detached;
 use super::super::options;
 use super::super::watch::Watcher;
-use super::values::Objects;
+use super::values::{Copies, Objects};
 use crate::base::parallel;
 use crate::base::raw::Uninit;
 use crate::base::watch::Watch;
-use crate::format::events::Span;
-
-/// Arrays to fill, and the positions of their bytes in the source.
-pub(super) type Copies<'py> = Vec<(FreshArray<'py>, SmallVec<[Span; 1]>)>;
 
 impl Objects<'_, '_> {
     pub fn copy_all(&mut self) -> PyResult<()> {

@@ -16,12 +16,11 @@ use super::super::failure::{Built, Failure, Walked};
 use super::super::hashes::Hashes;
 use super::super::hooks::Hooks;
 use super::super::memory::{
-    FreshPages, SmallCopies, copied, decoded, new_bytes, new_complex, new_dict, new_float, new_int,
-    new_list, new_string, new_uint,
+    FreshArray, FreshPages, SmallCopies, copied, decoded, new_bytes, new_complex, new_dict,
+    new_float, new_int, new_list, new_string, new_uint,
 };
 use super::super::options::{self, Int};
 use super::super::watch::Signals;
-use super::copies::Copies;
 use super::keys::KeyCache;
 use crate::base::source::Source;
 use crate::foreign::sniff::explain;
@@ -50,6 +49,9 @@ impl From<Option<bool>> for CopyMode {
         }
     }
 }
+
+/// Arrays to fill, and the positions of their bytes in the source.
+pub(super) type Copies<'py> = Vec<(FreshArray<'py>, SmallVec<[Span; 1]>)>;
 
 /// Decodes values of a source one by one. Arrays can be views of `memory`.
 pub struct Objects<'a, 'py> {
