@@ -404,6 +404,15 @@ def test_other_checkpoints_are_not_hidden(tmp_path: Path) -> None:
         save(tmp_path / "file", sized(3))
 
 
+def test_a_sharded_save_beside_them_warns(tmp_path: Path) -> None:
+    """Other programs would go on reading them."""
+    treepack.save(tmp_path / "a", {"w": np.zeros(2)}, format="safetensors")
+    with pytest.warns(UserWarning, match=r"another checkpoint, model\.safetensors, .* remove it"):
+        treepack.save(tmp_path / "a", {"w": np.ones(2)}, sharded=True)
+    treepack.save(tmp_path / "a", {"w": np.ones(2)}, sharded=True)  # it was said
+    assert treepack.load(tmp_path / "a")["w"].sum() == 2
+
+
 def test_files_of_an_unfinished_save_are_no_checkpoint(tmp_path: Path) -> None:
     save(tmp_path, sized(6, 6, 6))
     (tmp_path / INDEX).unlink()

@@ -168,9 +168,9 @@ MOST_LENGTH = 300
 
 
 def suggest(typo: str, paths: Iterable[str]) -> str | None:
-    """Returns the only path that a missing one means, with other separators or case.
+    """Returns the only path with this end, also in other separators or case, or that is its end.
 
-    Or one of which it has only the end, or that is its end. Containers above `paths` count as well.
+    Containers above `paths` count as well.
     """
     wanted = _folded(typo)
     depths: dict[str, int] = {}

@@ -16,16 +16,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import treepack._core as core
+from treepack._src import formats
 from treepack._src import paths as _paths
-from treepack._src.claims.directory import (
-    Directory,
-    Written,
-    writer,
-)
+from treepack._src.claims.directory import Directory, Written, writer
 from treepack._src.claims.identity import Identity
 from treepack._src.interop import jax as _jax
 from treepack._src.layouts.layout import Encoding
 from treepack._src.options import Progress, Saved, Writing
+from treepack._src.printable import printable, shortened, warn
 from treepack._src.processes.group import Group, Message
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.saving.linking import (
@@ -42,7 +40,7 @@ from treepack._src.saving.linking import (
     probes_of,
     worth_linking,
 )
-from treepack._src.sharded.files import ShardFile, save_of
+from treepack._src.sharded.files import MANIFEST, ShardFile, save_of
 from treepack._src.sharded.plan import plan_of, start_of
 from treepack._src.storage.address import Address
 from treepack.errors import TreepackError
@@ -326,6 +324,8 @@ class ShardedWrite:
         """For process 0; the number of requests does not depend on the number of processes."""
         files = []
         there = directory.names()
+        if MANIFEST not in there:
+            _warn_of_others(self._path, there)
         reports: list[Written] = []
         for process in self._processes:
             row = messages[process].written
@@ -362,6 +362,16 @@ class ShardedWrite:
                 f"the file of process {process} is missing in {directory}: all processes must "
                 "write to the same directory, and no other job may save there"
             ) from error
+
+
+def _warn_of_others(path: Address, names: Iterable[str]) -> None:
+    both = ((name, formats.of_suffix(name)) for name in sorted(names))
+    others = [printable(name) for name, format in both if format is not None and format.is_split]
+    if others:
+        warn(
+            f"{path.shown} has another checkpoint, {shortened(others, len(others))}, which other "
+            "programs read in place of this one: remove it, or choose another directory"
+        )
 
 
 def _array_paths(manifest: core.Manifest, count: int) -> list[list[str]]:

@@ -126,10 +126,7 @@ def read_npz(content: core.Content, max_size: int | None) -> dict[str, Any]:
 
 
 def _alone(member: zipfile.ZipInfo) -> zipfile.ZipInfo:
-    """Newer versions of zipfile refuse a member where a damaged entry puts another one inside it.
-
-    A copy has no place of the next member, to which they compare its end.
-    """
+    """Returns a copy without the place of the next member, which may be a damaged one."""
     import zipfile
 
     alone = zipfile.ZipInfo(member.orig_filename)
