@@ -11,18 +11,21 @@ use serde::Serialize;
 use crate::base::watch::Watch;
 use crate::{Error, Result};
 
+#[inline]
 pub fn with_room<T>(count: usize) -> Result<Vec<T>> {
     let mut list = Vec::new();
     list.try_reserve_exact(count)?;
     Ok(list)
 }
 
+#[inline]
 pub fn push<T>(list: &mut Vec<T>, item: T) -> Result<()> {
     list.try_reserve(1)?;
     list.push(item);
     Ok(())
 }
 
+#[inline]
 pub fn extend<T: Copy>(list: &mut Vec<T>, items: &[T]) -> Result<()> {
     list.try_reserve(items.len())?;
     list.extend_from_slice(items);
@@ -35,6 +38,7 @@ pub fn add_all<T>(list: &mut Vec<T>, items: impl IntoIterator<Item = T>) -> Resu
     items.try_for_each(|item| push(list, item))
 }
 
+#[inline]
 pub fn push_str(text: &mut String, more: &str) -> Result<()> {
     text.try_reserve(more.len())?;
     text.push_str(more);

@@ -24,6 +24,7 @@ impl<'a> Steps<'a> {
         Self { left, watch }
     }
 
+    #[inline]
     pub fn count(&mut self) -> Result<()> {
         self.left -= 1;
         if self.left > 0 {

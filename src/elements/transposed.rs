@@ -191,24 +191,28 @@ impl Lanes<16> for Bytes<1> {
 }
 
 impl Lanes<8> for Bytes<2> {
+    #[inline]
     fn transpose(rows: [Vector; 8]) -> [Vector; 8] {
         u16x8::transpose(rows.map(cast)).map(cast)
     }
 }
 
 impl Lanes<4> for Bytes<4> {
+    #[inline]
     fn transpose(rows: [Vector; 4]) -> [Vector; 4] {
         u32x4::transpose(rows.map(cast)).map(cast)
     }
 }
 
 impl Lanes<2> for Bytes<8> {
+    #[inline]
     fn transpose(rows: [Vector; 2]) -> [Vector; 2] {
         u64x2::transpose(rows.map(cast)).map(cast)
     }
 }
 
 impl Lanes<1> for Bytes<16> {
+    #[inline]
     fn transpose(rows: [Vector; 1]) -> [Vector; 1] {
         rows
     }

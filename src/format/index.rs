@@ -266,6 +266,7 @@ pub struct Listing {
 }
 
 impl Listing {
+    #[inline]
     pub fn end_leaf(&mut self, end: usize) -> Result<()> {
         match self.pending.take() {
             Some((kind, start)) => self.add(kind, start, end),

@@ -32,15 +32,18 @@ pub trait Payload {
 }
 
 impl<M: AsRaw> Payload for M {
+    #[inline]
     fn len(&self) -> usize {
         self.as_raw().len()
     }
 
+    #[inline]
     fn copy_to<'t>(&self, start: usize, target: &'t mut Uninit) -> Result<&'t mut [u8]> {
         let memory = self.as_raw().slice(start..start + target.len());
         Ok(memory.copy_to(target))
     }
 
+    #[inline]
     fn memory(&self) -> Option<RawBytes<'_>> {
         Some(self.as_raw())
     }
@@ -71,18 +74,22 @@ impl<P> Default for LayoutBuilder<P> {
 }
 
 impl<P: Payload> LayoutBuilder<P> {
+    #[inline]
     pub fn len(&self) -> usize {
         self.headers.len() + self.payload_bytes
     }
 
+    #[inline]
     pub fn headers(&mut self) -> &mut Buffer {
         &mut self.headers
     }
 
+    #[inline]
     pub(crate) fn has_payloads(&self) -> bool {
         !self.pieces.is_empty()
     }
 
+    #[inline]
     pub fn extend(&mut self, bytes: &[u8]) -> Result<()> {
         self.headers.append(bytes.into())
     }
@@ -170,6 +177,7 @@ pub enum Slice<'a, P> {
 }
 
 impl<P: Payload> Slice<'_, P> {
+    #[inline]
     pub fn len(&self) -> usize {
         match self {
             Self::Headers(bytes) => bytes.len(),

@@ -35,6 +35,7 @@ pub enum Class {
 pub type ByType<'py, T> = Vec<(Bound<'py, PyType>, T)>;
 
 /// Returns the answer for the type of a value, which `make` gives for the first value.
+#[inline]
 pub fn by_type<'py, T: Clone>(
     answers: &mut ByType<'py, T>,
     value: &Bound<'py, PyAny>,

@@ -157,11 +157,13 @@ impl<'py> Signals<'py> {
     }
 
     /// Counts a value. Checks signals now and then, and the memory reserve each time.
+    #[inline]
     pub fn check(&self, py: Python<'_>) -> PyResult<()> {
         self.check_many(py, 1)
     }
 
     /// Counts values that needed no memory.
+    #[inline]
     pub fn check_many(&self, py: Python<'_>, values: usize) -> PyResult<()> {
         if self.count(values) {
             return self.look(py);
@@ -170,6 +172,7 @@ impl<'py> Signals<'py> {
     }
 
     /// Counts values. Returns whether `look` must be called.
+    #[inline]
     pub fn count(&self, values: usize) -> bool {
         let left = self.left.get().saturating_sub(values);
         self.left.set(left);

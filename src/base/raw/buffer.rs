@@ -82,6 +82,7 @@ impl Drop for Buffer {
 impl Deref for Buffer {
     type Target = [u8];
 
+    #[inline]
     fn deref(&self) -> &[u8] {
         // SAFETY: `len` bytes have been written there, and writing others needs `&mut self`.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.len) }
@@ -111,6 +112,7 @@ impl Buffer {
         }
     }
 
+    #[inline]
     pub fn try_reserve(&mut self, more: usize) -> Result<()> {
         if more > self.room - self.len {
             return self.grow(more);
@@ -118,6 +120,7 @@ impl Buffer {
         Ok(())
     }
 
+    #[inline]
     pub fn extend_from_slice(&mut self, bytes: &[u8]) {
         self.reserve(bytes.len());
         self.tail().append(bytes.into());
@@ -125,11 +128,13 @@ impl Buffer {
 
     /// # Panics
     /// If the range exceeds the buffer.
+    #[inline]
     pub fn extend_from_within(&mut self, range: Range<usize>) {
         self.reserve(range.len());
         self.tail().extend_from_within(range);
     }
 
+    #[inline]
     pub fn append(&mut self, bytes: RawBytes<'_>) -> Result<()> {
         self.try_reserve(bytes.len())?;
         self.tail().append(bytes);
@@ -141,12 +146,14 @@ impl Buffer {
     }
 
     /// Like a `Vec`, aborts if out of memory.
+    #[inline]
     fn reserve(&mut self, more: usize) {
         if more > self.room - self.len {
             self.grow(more).expect("memory for a header");
         }
     }
 
+    #[inline]
     pub(crate) fn tail(&mut self) -> Tail<'_> {
         Tail {
             start: self.start,
@@ -213,16 +220,19 @@ pub(crate) struct Tail<'b> {
 }
 
 impl Drop for Tail<'_> {
+    #[inline]
     fn drop(&mut self) {
         self.buffer.len = self.len;
     }
 }
 
 impl Tail<'_> {
+    #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
+    #[inline]
     pub fn room(&self) -> usize {
         self.room - self.len
     }
@@ -244,6 +254,7 @@ impl Tail<'_> {
 
     /// # Panics
     /// If the range exceeds the buffer, or the copy does not fit.
+    #[inline]
     pub fn extend_from_within(&mut self, range: Range<usize>) {
         assert!(range.start <= range.end && range.end <= self.len);
         // SAFETY: the range is written, and the appended bytes are written after it.

@@ -53,6 +53,7 @@ impl<'a> Filling<'a> {
 
     /// # Panics
     /// If the room is smaller.
+    #[inline]
     pub fn write(&mut self, bytes: &[u8]) {
         self.memory[self.filled..][..bytes.len()].write_copy_of_slice(bytes);
         self.filled += bytes.len();
@@ -62,6 +63,7 @@ impl<'a> Filling<'a> {
     ///
     /// # Panics
     /// If the room is smaller, or `fill` returns other bytes.
+    #[inline]
     pub fn fill(&mut self, len: usize, fill: impl Fill) -> Result<()> {
         let part = &mut self.memory[self.filled..][..len];
         assert_eq!(filled_of(part, fill)?, len, "{WHOLE}");
@@ -85,6 +87,7 @@ impl<'a> Filling<'a> {
     }
 }
 
+#[inline]
 fn filled_of(part: &mut Uninit, fill: impl Fill) -> Result<usize> {
     let (start, len) = (part.as_ptr().addr(), part.len());
     // A reference to bytes proves that they are initialized.

@@ -35,6 +35,7 @@ unsafe impl Send for RawBytes<'_> {}
 unsafe impl Sync for RawBytes<'_> {}
 
 impl<'a> From<&'a [u8]> for RawBytes<'a> {
+    #[inline]
     fn from(bytes: &'a [u8]) -> Self {
         Self {
             start: bytes.as_ptr(),
@@ -49,6 +50,7 @@ impl RawBytes<'_> {
     ///
     /// # Safety
     /// They must stay readable for `'a`. Their content may change.
+    #[inline]
     pub unsafe fn new(start: *const u8, len: usize) -> Self {
         Self {
             start,
@@ -57,20 +59,24 @@ impl RawBytes<'_> {
         }
     }
 
+    #[inline]
     pub fn len(self) -> usize {
         self.len
     }
 
+    #[inline]
     pub fn is_empty(self) -> bool {
         self.len == 0
     }
 
+    #[inline]
     pub fn as_ptr(self) -> *const u8 {
         self.start
     }
 
     /// # Panics
     /// If `range` exceeds the memory.
+    #[inline]
     #[must_use]
     pub fn slice(self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.len);
@@ -91,6 +97,7 @@ impl RawBytes<'_> {
     ///
     /// # Panics
     /// If the lengths differ.
+    #[inline]
     pub fn copy_to(self, target: &mut Uninit) -> &mut [u8] {
         assert_eq!(target.len(), self.len);
         // SAFETY: both have `len` bytes, all of which are written. `target` is borrowed mutably, so
@@ -102,6 +109,7 @@ impl RawBytes<'_> {
     }
 
     /// Copies `N` bytes at `at`; `None` if there are fewer.
+    #[inline]
     pub fn load<const N: usize>(self, at: usize) -> Option<[u8; N]> {
         if self.len < N || at > self.len - N {
             return None;

@@ -11,6 +11,7 @@ use crate::{Error, Result};
 pub struct Dims(SmallVec<[isize; 6]>);
 
 impl Dims {
+    #[inline]
     pub fn as_slice(&self) -> &[isize] {
         &self.0
     }

@@ -57,6 +57,7 @@ impl RecentPlace {
 }
 
 impl KnownHeaders {
+    #[inline]
     fn aligned_at(&self, place: RecentPlace) -> Option<(usize, Range<usize>)> {
         self.aligned.get(place.0?)?.clone()
     }

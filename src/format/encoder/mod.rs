@@ -113,6 +113,7 @@ impl<P: Payload> Encoder<P> {
         self
     }
 
+    #[inline]
     pub(crate) fn is_digested(&self) -> bool {
         self.sums.has_digests
     }
@@ -125,6 +126,7 @@ impl<P: Payload> Encoder<P> {
         self.layout.len()
     }
 
+    #[inline]
     pub(crate) fn has_payloads(&self) -> bool {
         self.layout.has_payloads()
     }
@@ -216,6 +218,7 @@ impl<P: Payload> Encoder<P> {
         }
     }
 
+    #[inline]
     pub fn key(&mut self, text: &str) -> Result<()> {
         if text.starts_with("__") {
             self.check_key(text)?;
@@ -260,6 +263,7 @@ impl<P: Payload> Encoder<P> {
     }
 
     /// Writes a header that is a value, or whose content follows.
+    #[inline]
     pub fn plain(&mut self, head: Head) -> Result<()> {
         self.leaf(head, Kind::Plain)
     }
@@ -273,6 +277,7 @@ impl<P: Payload> Encoder<P> {
         self.layout.extend(body)
     }
 
+    #[inline]
     pub fn str(
         &mut self,
         len: usize,

@@ -12,10 +12,12 @@ use crate::format::wire::{self, Head, length};
 use crate::{Result, base::grow};
 
 impl<P: Payload> Encoder<P> {
+    #[inline]
     pub fn is_described(&self) -> bool {
         self.recorder.is_some() && self.paused.is_none()
     }
 
+    #[inline]
     pub(super) fn is_unrecorded(&self) -> bool {
         self.recorder.is_none() && self.listing.is_none()
     }
@@ -30,10 +32,12 @@ impl<P: Payload> Encoder<P> {
     }
 
     /// Records the tree, if it is described, except in lists and maps of arbitrary keys.
+    #[inline]
     pub fn recorder(&mut self) -> Option<&mut Recorder> {
         self.recorder.as_mut().filter(|_| self.paused.is_none())
     }
 
+    #[inline]
     pub(super) fn listing(&mut self) -> Option<&mut Listing> {
         self.listing.as_mut().filter(|_| self.paused.is_none())
     }
@@ -84,6 +88,7 @@ impl<P: Payload> Encoder<P> {
         Ok(())
     }
 
+    #[inline]
     pub(super) fn resume(&mut self) -> bool {
         let depth = self.open.len();
         self.paused.take_if(|around| *around >= depth).is_some()

@@ -18,6 +18,7 @@ const MAX_EXT_KEYS: u32 = 1024;
 const PLAIN_SCALARS: [&[u8]; 4] = [b"int", b"uint", b"bool", b"float"];
 
 impl Reader<'_> {
+    #[inline]
     fn forget_arrays(&mut self) {
         if !self.keep_all && self.needing == 0 {
             self.events.arrays.clear();
@@ -25,6 +26,7 @@ impl Reader<'_> {
         }
     }
 
+    #[inline]
     pub(super) fn ext(&mut self, code: i8, len: u32, offset: usize, is_key: bool) -> Result<Event> {
         if code == EXT_NDARRAY && !is_key {
             return Ok(Event::Array(self.array(len)?));
@@ -193,6 +195,7 @@ impl Events {
     }
 }
 
+#[inline]
 fn number(index: usize) -> Result<u32> {
     u32::try_from(index).map_err(|_| too_many())
 }

@@ -70,6 +70,7 @@ pub struct Span {
 }
 
 impl Span {
+    #[inline]
     pub fn range(self) -> Range<usize> {
         self.start..self.start + self.len as usize
     }
@@ -121,6 +122,7 @@ impl ArrayEvent<'_> {
         dtype.and_then(itemsize).is_some()
     }
 
+    #[inline]
     pub fn nbytes(&self) -> usize {
         self.spans.iter().map(|span| span.len as usize).sum()
     }
@@ -150,15 +152,18 @@ pub struct Events {
 }
 
 impl Events {
+    #[inline]
     pub fn as_slice(&self) -> &[Event] {
         &self.list
     }
 
+    #[inline]
     pub fn text(&self, text: Text) -> &str {
         // Checking short strings again costs less than `unsafe`.
         std::str::from_utf8(self.text_bytes(text)).unwrap_or_default()
     }
 
+    #[inline]
     pub fn text_bytes(&self, text: Text) -> &[u8] {
         &self.text[text.start..text.start + text.len as usize]
     }
@@ -190,6 +195,7 @@ impl Events {
     }
 
     /// Returns the index of the event after a value.
+    #[inline]
     pub fn after(&self, event: usize) -> usize {
         match self.list[event] {
             Event::List(container) | Event::Map(container) | Event::PrngKey(container) => {

@@ -120,10 +120,12 @@ impl<'a> Reader<'a> {
         Ok(!self.open.is_empty())
     }
 
+    #[inline]
     pub fn offset(&self) -> usize {
         self.cursor.offset()
     }
 
+    #[inline]
     pub fn events(&self) -> &Events {
         &self.events
     }
@@ -265,6 +267,7 @@ impl<'a> Reader<'a> {
         Ok(Text { len, start })
     }
 
+    #[inline]
     pub(super) fn span(&mut self, len: u32) -> Span {
         let start = self.cursor.offset();
         self.cursor.skip(len as usize);

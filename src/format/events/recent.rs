@@ -29,6 +29,7 @@ impl RecentHeaders {
     }
 
     /// The length and array of known headers at the start of a body of `len` bytes.
+    #[inline]
     pub(super) fn find(&self, ahead: [u8; AHEAD], len: u32) -> Option<(usize, ArrayEntry)> {
         let words = words(ahead);
         let same = |known: &&KnownHeaders| {

@@ -41,6 +41,7 @@ impl Default for Recorder {
 impl Recorder {
     const PLAIN: u32 = 0;
 
+    #[inline]
     pub fn plain(&mut self) -> Result<()> {
         self.child(Self::PLAIN)
     }
@@ -122,6 +123,7 @@ impl Recorder {
         Ok(record)
     }
 
+    #[inline]
     fn child(&mut self, node: u32) -> Result<()> {
         let repeats = self.open.last_mut().expect("the list around the root");
         match repeats.last_mut() {

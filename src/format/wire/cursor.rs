@@ -62,10 +62,12 @@ impl<'a> Cursor<'a> {
         (self.position, self.end) = (part.start, part.end);
     }
 
+    #[inline]
     pub fn offset(&self) -> usize {
         self.position
     }
 
+    #[inline]
     pub fn left(&self) -> usize {
         self.end - self.position
     }
@@ -143,6 +145,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// `head` must have checked `len`.
+    #[inline]
     pub fn skip(&mut self, len: usize) {
         debug_assert!(len <= self.left());
         self.position += len;
@@ -171,6 +174,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// `None` near the end of the source or the window.
+    #[inline]
     pub fn ahead(&self) -> Option<[u8; AHEAD]> {
         if let Some(memory) = self.memory {
             return memory.load(self.position);
@@ -210,6 +214,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// Zeros past the end.
+    #[inline]
     fn peek(&mut self) -> Result<[u8; 16]> {
         match self.memory.and_then(|memory| memory.load(self.position)) {
             Some(bytes) => Ok(bytes),

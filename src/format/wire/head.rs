@@ -10,18 +10,21 @@ pub trait Out {
 }
 
 impl Out for Vec<u8> {
+    #[inline]
     fn extend_from_slice(&mut self, bytes: &[u8]) {
         self.extend_from_slice(bytes);
     }
 }
 
 impl Out for Buffer {
+    #[inline]
     fn extend_from_slice(&mut self, bytes: &[u8]) {
         self.extend_from_slice(bytes);
     }
 }
 
 impl Out for Tail<'_> {
+    #[inline]
     fn extend_from_slice(&mut self, bytes: &[u8]) {
         self.append(bytes.into());
     }
@@ -263,6 +266,7 @@ impl Head {
 }
 
 /// `kind` is for the error.
+#[inline]
 pub fn length(kind: &'static str, len: usize) -> Result<u32> {
     u32::try_from(len).map_err(|_| Error::TooLarge { kind, len })
 }

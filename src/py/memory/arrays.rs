@@ -205,6 +205,7 @@ fn over<'py>(
     Ok(array)
 }
 
+#[inline]
 fn nbytes(dtype: &Bound<'_, PyArrayDescr>, shape: &[usize]) -> PyResult<usize> {
     let mut shape = shape.iter();
     let nbytes = shape.try_fold(dtype.itemsize(), |sum, &dim| sum.checked_mul(dim));
@@ -219,6 +220,7 @@ pub struct Alike {
 
 impl Alike {
     /// Returns the elements of an array, if it is alike and C-contiguous.
+    #[inline]
     pub fn memory<'a>(&self, array: &'a Bound<'_, PyUntypedArray>) -> Option<RawBytes<'a>> {
         // SAFETY: the array is alive as long as it is borrowed.
         with_critical_section(array, || unsafe { self.memory_of(array.as_array_ptr()) })
@@ -244,6 +246,7 @@ impl Alike {
     /// # Safety
     /// The array is alive. While its memory is used, no Python code runs, or a reference to the
     /// array is held.
+    #[inline]
     pub(super) unsafe fn memory_of<'a>(
         &self,
         array: *mut npyffi::PyArrayObject,
@@ -298,6 +301,7 @@ impl<'a> ArrayParts<'a> {
         })
     }
 
+    #[inline]
     pub fn dtype_of(array: &Bound<'_, PyUntypedArray>) -> *mut ffi::PyObject {
         // SAFETY: a live array has valid fields.
         unsafe {
@@ -307,18 +311,22 @@ impl<'a> ArrayParts<'a> {
         }
     }
 
+    #[inline]
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
+    #[inline]
     pub fn dtype(&self) -> *mut ffi::PyObject {
         self.dtype
     }
 
+    #[inline]
     pub fn is_contiguous(&self) -> bool {
         self.is_contiguous
     }
 
+    #[inline]
     pub fn memory(&self) -> RawBytes<'a> {
         assert!(self.is_contiguous);
         // SAFETY: NumPy keeps the `nbytes` bytes of a contiguous array at `data`, and refuses to

@@ -28,6 +28,7 @@ unsafe impl Send for Borrowed {}
 unsafe impl Sync for Borrowed {}
 
 impl AsRaw for Borrowed {
+    #[inline]
     fn as_raw(&self) -> RawBytes<'_> {
         // SAFETY: `start` and `len` describe memory that stays valid while `owner` lives, as all
         // constructors check.
@@ -111,6 +112,7 @@ impl Borrowed {
         self.stable.then(bytes)
     }
 
+    #[inline]
     pub fn part(&self, py: Python<'_>, range: Range<usize>) -> Self {
         let part = self.as_raw().slice(range);
         Self {

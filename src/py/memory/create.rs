@@ -28,6 +28,7 @@ pub(super) unsafe fn created(
 macro_rules! create {
     ($($(#[$doc:meta])? $name:ident($($argument:ident: $kind:ty),*) -> $class:ty = $call:expr;)*) => {$(
         $(#[$doc])?
+        #[inline]
         #[allow(clippy::elidable_lifetime_names)] // without, they are ambiguous
         pub fn $name<'py>(py: Python<'py>, $($argument: $kind),*) -> PyResult<Bound<'py, $class>> {
             // SAFETY: the call returns a new object of this class, or null and an error. Its
@@ -107,6 +108,7 @@ pub trait Item<'py> {
 macro_rules! item {
     ($($kind:ty: $self:ident => $new:ident($value:expr);)*) => {$(
         impl<'py> Item<'py> for $kind {
+            #[inline]
             fn item(&$self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
                 Ok($new(py, $value)?.into_any())
             }
@@ -155,6 +157,7 @@ macro_rules! row {
 }
 pub(crate) use row;
 
+#[inline]
 pub fn new_tuple<'py>(py: Python<'py>, items: &[impl Item<'py>]) -> PyResult<Bound<'py, PyTuple>> {
     let mut objects: SmallVec<[_; 6]> = SmallVec::new();
     for item in items {

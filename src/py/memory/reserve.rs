@@ -29,6 +29,7 @@ static ALLOCATOR: Reserved = Reserved;
 
 // SAFETY: all memory comes from the system's allocator and goes back to it, by the same calls.
 unsafe impl GlobalAlloc for Reserved {
+    #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: as the caller guarantees.
         let memory = unsafe { System.alloc(layout) };
@@ -39,11 +40,13 @@ unsafe impl GlobalAlloc for Reserved {
         memory
     }
 
+    #[inline]
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
         // SAFETY: as the caller guarantees.
         unsafe { System.dealloc(memory, layout) };
     }
 
+    #[inline]
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // SAFETY: as the caller guarantees.
         let new = unsafe { System.realloc(memory, layout, size) };
@@ -66,10 +69,12 @@ fn give_up() -> bool {
     true
 }
 
+#[inline]
 pub fn keep() -> Result<()> {
     if exists() { Ok(()) } else { fill() }
 }
 
+#[inline]
 pub fn exists() -> bool {
     !KEPT.load(Ordering::Relaxed).is_null()
 }

@@ -193,6 +193,7 @@ impl<'py> Cursor<'py> for Listed<'_, 'py> {
     type Place = usize;
     type Node = Node;
 
+    #[inline]
     fn enter(
         &mut self,
         event: usize,

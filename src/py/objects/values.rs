@@ -166,6 +166,7 @@ impl<'py> Objects<'_, 'py> {
         self.object(event)
     }
 
+    #[inline]
     fn next(&mut self) -> crate::Result<Event> {
         let Some(at) = &mut self.again else {
             return self.reader.next();
@@ -175,6 +176,7 @@ impl<'py> Objects<'_, 'py> {
     }
 
     /// Decodes the value that begins with a kept event.
+    #[inline]
     pub(super) fn kept(&mut self, at: usize) -> Built<'py> {
         self.again = Some(at + 1);
         self.object(self.reader.events().as_slice()[at])

@@ -60,6 +60,7 @@ impl<'py> Name<'py> {
         }
     }
 
+    #[inline]
     pub fn object(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         match self {
             Self::Text(text) => Ok(text.as_any().clone()),
@@ -86,6 +87,7 @@ impl<'a, 'py> Here<'a, 'py> {
         }
     }
 
+    #[inline]
     pub(super) fn below(&'a self, name: &'a Name<'py>) -> Self {
         Self {
             above: Some((self, name)),

@@ -212,6 +212,7 @@ impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
         }
     }
 
+    #[inline]
     fn is_container(&self, number: usize) -> bool {
         match self.record.nodes[number].0 {
             Kind::Plain => self.assembly.options.absent.is_some(),

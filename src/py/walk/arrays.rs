@@ -87,11 +87,13 @@ impl<'py> Walk<'py> {
     }
 
     /// Whether an array is written among the headers. Only payloads have digests.
+    #[inline]
     fn is_inline(&self, nbytes: usize) -> bool {
         nbytes <= INLINE_MAX_BYTES && !self.out.is_digested()
     }
 
     /// Returns the index in `self.dtypes`. May run Python.
+    #[inline]
     fn dtype_of(&mut self, array: &Bound<'py, PyUntypedArray>) -> Walked<usize> {
         let dtype = ArrayParts::dtype_of(array);
         let mut known = self.dtypes.iter();
@@ -101,6 +103,7 @@ impl<'py> Walk<'py> {
         }
     }
 
+    #[inline]
     fn has_dtype(&self, dtype: usize, parts: &ArrayParts<'_>) -> bool {
         self.dtypes[dtype].dtype.object.as_ptr() == parts.dtype()
     }

@@ -258,6 +258,7 @@ impl<'py> Walk<'py> {
             .map_err(|failure| failure.below(text_of(key)))
     }
 
+    #[inline]
     fn child(
         &mut self,
         value: &Bound<'py, PyAny>,

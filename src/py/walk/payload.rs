@@ -71,6 +71,7 @@ impl LeafPayload {
 }
 
 impl Payload for LeafPayload {
+    #[inline]
     fn len(&self) -> usize {
         match self {
             Self::Memory(memory) | Self::Held(memory) => memory.as_raw().len(),
@@ -98,6 +99,7 @@ impl Payload for LeafPayload {
         }
     }
 
+    #[inline]
     fn memory(&self) -> Option<RawBytes<'_>> {
         match self {
             Self::Memory(memory) | Self::Held(memory) => Some(memory.as_raw()),
