@@ -718,3 +718,23 @@ def test_one_tensor_as_several_leaves() -> None:
             np.testing.assert_array_equal(layer[name], part.reshape(2, 2, 3).transpose(2, 0, 1))
     treepack.save("again.safetensors", loaded, mapping=right)
     assert not treepack.diff("again.safetensors", "torch.safetensors")
+
+
+@pytest.mark.parametrize("missing", ["error", "target"])
+def test_a_damaged_leaf_without_a_value_of_the_template_warns(missing: Any) -> None:
+    tree = {"w": np.full(400, 7.0), "b": np.ones(3)}
+    treepack.save("m", tree)
+    data = bytearray(Path("m").read_bytes())
+    data[data.index(tree["w"].tobytes()) + 9] ^= 1
+    Path("m").write_bytes(data)
+    template = {name: jax.ShapeDtypeStruct(leaf.shape, np.float32) for name, leaf in tree.items()}
+    stays = pytest.warns(UserWarning, match="stay in the tree, since w is damaged: pass")
+    with stays:
+        found = treepack.load("m", template, on_corrupt="skip", missing=missing)
+    assert isinstance(found["w"], jax.ShapeDtypeStruct)
+    with treepack.open("m", salvage=True) as file, stays:
+        file.load(template, missing="target")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        treepack.load("m", tree, on_corrupt="skip", missing=missing)
+        treepack.load("m", template, on_corrupt="skip", missing=missing, return_report=True)

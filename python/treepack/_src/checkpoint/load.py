@@ -191,6 +191,8 @@ def load_part(
         loaded = _restored(place, target, choice, partial, convert, reading)
         if keeps:
             partial.check_values(choice.corrupt)
+        if choice.corrupt and not selection.return_report:
+            _warn_of_structs(target, choice.corrupt)
         is_noted = selection.return_report
         if keeps and not (selection.return_report or choice.corrupt):
             marks = None if selection.select is None else choice.marks
@@ -203,6 +205,15 @@ def load_part(
             place.reader.warn_of_typos(choice.selector.selects)
         report = partial.report(choice.corrupt, choice.unverified)
     return (loaded, report) if selection.return_report else loaded
+
+
+def _warn_of_structs(target: Any, corrupt: Collection[str]) -> None:
+    structs = {_paths.text(parts) for parts, leaf in leaves_of(target, ()) if _jax.is_struct(leaf)}
+    if stay := [path for path in corrupt if path in structs]:
+        warn(
+            f"jax.ShapeDtypeStructs stay in the tree, since {listed(stay)} damaged: pass a "
+            "template with arrays to keep theirs"
+        )
 
 
 def _fitting(
