@@ -117,6 +117,14 @@ def test_a_mistake_in_a_rule_is_told_when_it_is_written(rule: Any, error: str) -
         (lambda: treepack.Mapping({"t": ("w", "a")}, b=3), "no rule has an axis b.*the axes are a"),
         (lambda: treepack.Mapping({"t": ("w", "a")}, a="3"), "a='3' must be the size of an axis"),
         (lambda: treepack.Mapping({"t": ("w", "a")}, a=(3, 0)), "must be the size of an axis"),
+        (
+            lambda: treepack.Mapping({"t": ("w", "a")}, strict=True),
+            "options other than rest= belong to load and save",
+        ),
+        (
+            lambda: treepack.Mapping({"t/{l}": ("t.{l}", "o l -> l o")}),
+            "give the axis another name, since an index in both paths is no axis",
+        ),
     ],
 )
 def test_a_mistake_in_a_call_is_told(call: Any, error: str) -> None:

@@ -255,10 +255,11 @@ def _check_axes(rule: Rule) -> None:
         for name in side.indices:
             is_shared = name in other.indices
             if name in side.axes:
+                reason = "an index is an axis of the other side, where the arrays are stacked"
+                reason = "an index in both paths is no axis" if is_shared else reason
                 raise ValueError(
                     f"{name} is an index in the path of the {path}, and an axis there: give the "
-                    "axis another name, since an index is an axis of the other side, where the "
-                    f"arrays are stacked{reversed_ if side is tree else ''}"
+                    f"axis another name, since {reason}{reversed_ if side is tree else ''}"
                 )
             if not is_shared and name not in other.axes:
                 raise ValueError(
@@ -374,7 +375,7 @@ def sizes_of(sizes: Mapping[str, Any], rules: Collection[Rule]) -> dict[str, Any
         if not several or not all(map(_is_size, several)):
             raise ValueError(
                 f"{name}={size!r:.100} must be the size of an axis, such as 32, or for along= a "
-                "tuple of the size in each array"
+                "tuple of the size in each array; options other than rest= belong to load and save"
             )
         if name not in axes:
             raise ValueError(
