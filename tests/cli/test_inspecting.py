@@ -146,8 +146,10 @@ def test_slips(folder: Path) -> None:
     assert "there is nothing at flax: it is another file: list one" in refused(
         "ls", "model", "flax"
     )
-    for given, meant in (("cat", "show"), ("rename", "convert --map NEW=OLD")):
+    for given, meant in (("cat", "show"), ("rename", "convert --map NEW=OLD"), ("load", "ls")):
         assert f"No such command '{given}': use `treepack {meant}`" in call(given, status=2)
+    swapped = refused("get", "model", "x.npy", "params")
+    assert "nothing at x.npy: it comes before the new file, as in" in swapped
     call("convert", "model", "one.safetensors", "--select", "params")
     call("convert", "model", "two.treepack")
     assert call("ls", ".").endswith("also there, in other formats: two.treepack\n")

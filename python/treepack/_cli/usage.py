@@ -28,6 +28,7 @@ _COMMANDS = {
     "stack transpose": "use `treepack convert --map NEW=OLD=AXES`",
     "version": "use `treepack -V`",
     "head tail": "use `treepack ls`, or `treepack show FILE PATH` for the values of a leaf",
+    "load open read restore": "use `treepack ls`, or treepack.load in Python",
     "help": "use `treepack --help`, or after a command, such as `treepack ls --help`",
 }
 

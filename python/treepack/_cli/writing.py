@@ -109,7 +109,12 @@ def get(
 ) -> None:
     """Copies a part of a file to a new file, as plain dicts and arrays."""
     with opened(source, max_size) as file:
-        copy = Copy.of(file, path).chosen(None, skip or None)
+        try:
+            copy = Copy.of(file, path).chosen(None, skip or None)
+        except treepack.MissingPathError as error:
+            if target in file:
+                error.hint = "it comes before the new file, as in `treepack get FILE PATH TARGET`"
+            raise
         _save(target, copy, sep, gzip, numbers, level, align, dtype)
 
 
