@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from treepack._src import dtypes as _dtypes
-from treepack._src.arrays.deferred import elements_of
+from treepack._src.arrays.deferred import ComputedWhole, elements_of
 from treepack._src.formats.named import without_dtype
 from treepack._src.printable import printable, short_repr
 from treepack._src.storage.write import pieces
@@ -116,9 +116,33 @@ _HEADERS: dict[tuple[int, int], Callable[[Any], Any]] = {
 }
 
 
-def array_of(header: Header, data: Any) -> np.ndarray:
-    array = np.ndarray(header.shape, header.dtype, data, order=header.order)
-    return array.astype(header.dtype.newbyteorder("="), copy=False)
+class Encoded(ComputedWhole):
+    """An array in the encoding of NumPy.
+
+    Attributes:
+      read: Takes an offset and a number of bytes, and returns bytes of its file.
+    """
+
+    def __init__(self, header: Header, read: Callable[..., bytes]):
+        super().__init__(header.shape, header.dtype.newbyteorder("="))
+        self.read, self._header = read, header
+
+    def make(self) -> np.ndarray:
+        header, data = self._header, self.read(self._header.nbytes, self.nbytes)
+        array = np.ndarray(header.shape, header.dtype, data, order=header.order)
+        return array.astype(self.dtype, copy=False)
+
+    def _make(self) -> np.ndarray:
+        return self.make().reshape(-1)
+
+
+def encoded(header: Header, read: Callable[..., bytes], strings: Strings) -> Any:
+    """Returns an array that is read when it is used; lists of strings, which are read now."""
+    array = Encoded(header, read)
+    if not header.is_text:
+        return array
+    strings.take(header)
+    return _texts(array.make())
 
 
 # The strings of a file that may be leaves, and the bytes of it for each one more: a leaf takes
@@ -142,7 +166,7 @@ class Strings:
         self._left -= count
 
 
-def texts(array: np.ndarray) -> Any:
+def _texts(array: np.ndarray) -> Any:
     if array.dtype.kind == "U" and array.nbytes:
         # Above the last, CPython makes strings that break later.
         points = np.ravel(array).view(np.uint32)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 import treepack._core as core
 from treepack._src import paths as _paths
-from treepack._src.arrays.deferred import ComputedWhole, InContent
+from treepack._src.arrays.deferred import InContent
 from treepack._src.formats import Format, Leaves, Write
 from treepack._src.formats import numpy_arrays as _arrays
-from treepack._src.options import Export, Progress, Writing
+from treepack._src.options import Progress
 from treepack._src.readers.unchecked import UncheckedReader, layout_of
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Openable, Opened
@@ -36,6 +35,10 @@ class NpyReader(UncheckedReader):
 
 def _tree_in(opened: Opened) -> Any:
     content = opened.content
+
+    def read(start: int, nbytes: int) -> bytes:
+        return content.read_range(start, start + nbytes)
+
     try:
         header = _arrays.read_header(opened.file(), content.nbytes)
         stop = header.nbytes + math.prod(header.shape) * header.dtype.itemsize
@@ -44,28 +47,11 @@ def _tree_in(opened: Opened) -> Any:
             raise ValueError(f"{content.nbytes - stop} {more}")
         if header.is_plain:
             return InContent(header.shape, header.dtype, content, header.nbytes)
-        array = _Reordered(header, content)
-        if not header.is_text:
-            return array
-        _arrays.Strings(opened.nbytes).take(header)
-        return _arrays.texts(array.make())
+        return _arrays.encoded(header, read, _arrays.Strings(opened.nbytes))
     except (OSError, MemoryError):
         raise
     except Exception as error:  # of NumPy
         raise DecodeError(f"the .npy file cannot be read: {error}") from error
-
-
-class _Reordered(ComputedWhole):
-    def __init__(self, header: _arrays.Header, content: core.Content):
-        super().__init__(header.shape, header.dtype.newbyteorder("="))
-        self._header, self._content = header, content
-
-    def make(self) -> np.ndarray:
-        start = self._header.nbytes
-        return _arrays.array_of(self._header, self._content.read_range(start, start + self.nbytes))
-
-    def _make(self) -> np.ndarray:
-        return self.make().reshape(-1)
 
 
 class Npy(Format):
@@ -80,15 +66,7 @@ class Npy(Format):
     def open(self, source: Openable, opened: Opened, **options: Any) -> NpyReader:
         return NpyReader(source, opened, **options)
 
-    def write(
-        self,
-        path: Address,
-        leaves: Leaves,
-        metadata: Mapping[str, str] | None,
-        writing: Writing,
-        export: Export,
-        **_: Any,
-    ) -> Write:
+    def write(self, path: Address, leaves: Leaves, *_: Any, **__: Any) -> Write:
         arrays = dict(leaves)
         if [*arrays] != [()]:
             raise TreepackError(

@@ -10,15 +10,15 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
-from treepack._src.arrays.deferred import Computed, ComputedWhole
+from treepack._src.arrays.deferred import Computed
 from treepack._src.formats.numpy_arrays import (
     NPY,
+    Encoded,
     Header,
     Strings,
     UnsupportedError,
-    array_of,
+    encoded,
     read_header,
-    texts,
 )
 from treepack._src.printable import printable
 from treepack._src.storage.content import Opened
@@ -172,7 +172,7 @@ def _member(
             array = _array(content, archive, member, strings)
         except UnsupportedError:
             header = Header((member.file_size,), "C", _dtypes.packed(NPY), 0)
-            array = Packed(header, functools.partial(_read, archive, member))
+            array = Encoded(header, functools.partial(_read, archive, member))
         # Headers are read with these bytes, so that damage would be one of all leaves.
         if member.file_size < _AHEAD_BYTES:
             _range(archive, member)
@@ -226,11 +226,7 @@ def _array(
         lengths = content.read_range(member.header_offset + 26, member.header_offset + 30)
         start = member.header_offset + 30 + sum(struct.unpack("<HH", lengths)) + header.nbytes
         return StoredMember(header.shape, header.dtype, read, content, start)
-    array = Packed(header, read)
-    if not header.is_text:
-        return array
-    strings.take(header)
-    return texts(array.make())
+    return encoded(header, read, strings)
 
 
 class StoredMember(Computed):
@@ -243,36 +239,25 @@ class StoredMember(Computed):
         start: int,
     ):
         self.shape, self.dtype = shape, dtype
-        self.check, self._content, self._start = read, content, start
+        self.read, self._content, self._start = read, content, start
         self._is_checked = False
 
     def _elements(self, start: int, stop: int) -> np.ndarray:
         if not self._is_checked:
-            self.check()
+            self.read()
             self._is_checked = True
         first, last = (self._start + index * self.dtype.itemsize for index in (start, stop))
         return np.frombuffer(self._content.read_range(first, last), self.dtype)
 
 
-class Packed(ComputedWhole):
-    def __init__(self, header: Header, read: Callable[..., bytes]):
-        super().__init__(header.shape, header.dtype.newbyteorder("="))
-        self.check, self._header = read, header
-
-    def make(self) -> np.ndarray:
-        return array_of(self._header, self.check(self._header.nbytes, self.nbytes))
-
-    def _make(self) -> np.ndarray:
-        return self.make().reshape(-1)
-
-
-class Refused(Packed):
-    """The bytes of a member that is damaged or not supported; `check` raises the error."""
+class Refused(Encoded):
+    """The bytes of a member that is damaged or not supported; `read` raises the error."""
 
 
 def _read(
     archive: zipfile.ZipFile, member: zipfile.ZipInfo, start: int = 0, nbytes: int = 0
 ) -> bytes:
+    """Compares the whole member with its CRC."""
     try:
         return _range(archive, member, start, nbytes)
     except Exception as error:  # of zipfile and zlib

@@ -12,8 +12,9 @@ from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.formats import SEPARATOR
 from treepack._src.formats.named import nested
-from treepack._src.formats.npz.archive import Packed, Refused, StoredMember, read_npz
+from treepack._src.formats.npz.archive import Refused, StoredMember, read_npz
 from treepack._src.formats.npz.mending import mend
+from treepack._src.formats.numpy_arrays import Encoded
 from treepack._src.options import Status, Tell
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.readers.reader import Reader, Verified
@@ -65,7 +66,7 @@ class NpzReader(Reader):
         self._arrays = {
             _paths.text(parts): leaf
             for parts, leaf in leaves
-            if isinstance(leaf, (StoredMember, Packed))
+            if isinstance(leaf, (StoredMember, Encoded))
         }
         super().__init__(source, opened._replace(content=laid, blocks=None), **options)
 
@@ -95,7 +96,7 @@ class NpzReader(Reader):
             if array is None:  # a string, which was compared when it was read
                 continue
             try:
-                array.check()
+                array.read()
             except CorruptionError:
                 statuses[value] = "corrupt"
             except _dtypes.UnreadableError:
