@@ -183,6 +183,15 @@ def test_a_patch_does_not_replace_its_base(files: tuple[Path, Path], tmp_path: P
     assert_same(treepack.load(base), trees()[0])
 
 
+def test_a_patch_of_an_iterator_names_its_base(files: tuple[Path, Path]):
+    base, path = files[0], files[0].with_name("leaves.treepack")
+    with treepack.open(treepack.dumps(trees()[1])) as file:
+        treepack.save(path, file.leaves(), base=base)
+        with pytest.raises(ValueError, match="is the file of base=, which the patch would"):
+            treepack.save(base, file.leaves(), base=base)
+    assert_same(treepack.load(path), trees()[1])
+
+
 def test_a_base_that_has_changed_is_another_one(files: tuple[Path, Path]):
     held, tree = trees()
     treepack.save(files[0], tree)

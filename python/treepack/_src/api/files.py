@@ -188,12 +188,13 @@ def save(
         format.check(place, export, options)
     if isinstance(tree, Iterator):
         check_iterator(saved, background=background)
+        saved.sharded = False
     else:
         tree = chosen(tree, saved.select, saved.exclude)
     if format is not None:
         return _saved(format, place, tree, saved, export, options, background=background)
     compress = place.compression(options.get("compress"))
-    if saved.sharded is None and not isinstance(tree, Iterator):
+    if saved.sharded is None:
         saved.sharded = is_distributed(tree)
     is_plain = place.has_flax_suffix
     if is_plain:
@@ -206,36 +207,33 @@ def save(
         raise ValueError("base= is for trees that are saved to one file: leave it out")
     saves = OneByOne(place)
     saves.wait()
-    if isinstance(tree, Iterator):
-        with spooled(tree, place) as tree:
-            place.save(Encoding.file(tree, saved, writing), writing, progress)
-        return None
-    exchange = Alone(tree)
-    if saved.mapping is not None:
-        exchange, tree = _mapped(
-            exchange_folder_of(place), tree, saved, writing.threads, snapshot=background
-        )
-    if saved.sharded:
-        together = exchange.sharded(place, tree, saved, writing, snapshot=background)
-        return saves.run(
-            place,
-            together,
-            progress,
-            background=background,
-            claims=place,
-            abandon=together.abandon,
-        )
-    name = _name_beside(saved.base, place)
-    if is_plain:
-        how: Any = {"left_out": Recorder(saved.static), "threads": writing.threads}
-        layout = state_layout(tree, align=writing.align, snapshot=background, **how)
-    else:
-        layout = Encoding.file(tree, saved, writing, snapshot=background, base_name=name)
-    # The program may change its working directory during the save.
-    where = place.absolute() if background else place
-    write = functools.partial(where.save, layout, writing)
-    del layout  # so that the traceback of an error does not hold it
-    return saves.run(place, write, progress, background=background)
+    with spooled(tree, place) as tree:
+        exchange = Alone(tree)
+        if saved.mapping is not None:
+            exchange, tree = _mapped(
+                exchange_folder_of(place), tree, saved, writing.threads, snapshot=background
+            )
+        if saved.sharded:
+            together = exchange.sharded(place, tree, saved, writing, snapshot=background)
+            return saves.run(
+                place,
+                together,
+                progress,
+                background=background,
+                claims=place,
+                abandon=together.abandon,
+            )
+        name = _name_beside(saved.base, place)
+        if is_plain:
+            how: Any = {"left_out": Recorder(saved.static), "threads": writing.threads}
+            layout = state_layout(tree, align=writing.align, snapshot=background, **how)
+        else:
+            layout = Encoding.file(tree, saved, writing, snapshot=background, base_name=name)
+        # The program may change its working directory during the save.
+        where = place.absolute() if background else place
+        write = functools.partial(where.save, layout, writing)
+        del layout  # so that the traceback of an error does not hold it
+        return saves.run(place, write, progress, background=background)
 
 
 def _saved(
@@ -250,25 +248,20 @@ def _saved(
 ) -> Saving | None:
     saves = OneByOne(place)
     saves.wait()
-    if isinstance(tree, Iterator):
-        with spooled(tree, place) as tree:
-            content = format.content_of(tree, saved)
-            _export(format, place, *content, export, options)(options.get("progress"))
-        return None
-    threads = options.get("threads")
-    exchange, tree = _mapped(
-        format.exchange_folder(place), tree, saved, threads, snapshot=background
-    )
-    try:
-        content = format.content_of(tree, saved)
-        write = _export(
-            format, place, *content, export, options, snapshot=background, exchange=exchange
+    threads, progress = options.get("threads"), options.get("progress")
+    with spooled(tree, place) as tree:
+        exchange, tree = _mapped(
+            format.exchange_folder(place), tree, saved, threads, snapshot=background
         )
-    except BaseException as error:
-        exchange.abandon(error)
-        raise
-    progress = options.get("progress")
-    return saves.run(place, write, progress, background=background, abandon=exchange.abandon)
+        try:
+            content = format.content_of(tree, saved)
+            write = _export(
+                format, place, *content, export, options, snapshot=background, exchange=exchange
+            )
+        except BaseException as error:
+            exchange.abandon(error)
+            raise
+        return saves.run(place, write, progress, background=background, abandon=exchange.abandon)
 
 
 def _mapped(

@@ -101,10 +101,16 @@ def write_stream(
 
 
 @contextlib.contextmanager
-def spooled(leaves: Iterable[tuple[Any, Any]], path: Address) -> Iterator[Any]:
-    """Collects leaves into a tree; its large arrays stay in a temporary file inside the block."""
+def spooled(tree: Any, path: Address) -> Iterator[Any]:
+    """Collects the leaves of an iterator into a tree; yields another tree unchanged.
+
+    Large arrays of an iterator stay in a temporary file inside the block.
+    """
+    if not isinstance(tree, Iterator):
+        yield tree
+        return
     with path.spool() as file:
-        yield _collected(leaves, file, path)
+        yield _collected(tree, file, path)
 
 
 # A key path as JAX prints it, with a key in brackets.
