@@ -180,10 +180,9 @@ class MappedArray(BoxedArray):
             self._blocks = RowBlocks(self._read, self.shape, self.nbytes)
         return self._blocks.take(start, stop)
 
-    def ahead(self, index: Sequence[slice]) -> Iterator[RemoteRange]:
+    def ahead(self, box: Sequence[range]) -> Iterator[RemoteRange]:
         if self.reader.is_local or 0 in self.shape:
             return
-        box = [range(*part.indices(size)) for part, size in zip(index, self.shape, strict=True)]
         # Places without memory: nothing is moved.
         places = np.broadcast_to(np.empty((), self.dtype), [*map(len, box)])
         for step in self._made.steps(self._source, box, places):
@@ -382,7 +381,7 @@ class MappedReader(Reader):
                 parts = _paths.parts(self.catalog.path_of(value, 0))
                 saved = self.leaf(value, parts) if marks is None or value in marks else None
                 if isinstance(saved, LazyArray) and not waits(parts[len(place.parts) :]):
-                    yield from saved.ahead([slice(None)] * len(saved.shape))
+                    yield from saved.ahead([*map(range, saved.shape)])
 
         with contextlib.nullcontext() if self.is_local else fetching(ahead()):
             return place.state(leaf, marks)

@@ -169,7 +169,7 @@ class _OnDevices:
     def view(self) -> None:
         """The elements are not in host memory."""
 
-    def ahead(self, index: Sequence[slice]) -> Iterator[Any]:
+    def ahead(self, box: Sequence[range]) -> Iterator[Any]:
         return iter(())
 
     def read_to(

@@ -109,8 +109,7 @@ class Step(NamedTuple):
 
     def ahead(self) -> Iterator[RemoteRange]:
         if self.view is None:
-            box = box_of(self.part, self.ranges)
-            yield from self.source.array.ahead([slice(it.start, it.stop, it.step) for it in box])
+            yield from self.source.array.ahead(box_of(self.part, self.ranges))
 
     def run(self, path: str, threads: int | None) -> None:
         rule, place = self.made.rule, self.place

@@ -62,10 +62,11 @@ def transfer(
                 item.leaf = np.array(item.leaf)
             if isinstance(item.leaf, LazyArray):
                 for index in parts_of(item):
-                    item.leaf.begin(index)
+                    item.leaf.begin(item.leaf.box_at(index))
         boxes = [box for item in batch for box in item.boxes.values()]
         others = [item for item in batch if isinstance(item.leaf, BoxedArray) and not item.boxes]
-        more = (each for it in others for index in parts_of(it) for each in it.leaf.ahead(index))
+        both = ((item.leaf, index) for item in others for index in parts_of(item))
+        more = (each for leaf, index in both for each in leaf.ahead(leaf.box_at(index)))
         wanted = itertools.chain(ranges_of(boxes), more)
         with fetching(wanted), reading(boxes, core.thread_count(threads)) as read:
             if together is not None and items[0].replicas is not None:

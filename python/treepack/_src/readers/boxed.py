@@ -92,11 +92,11 @@ class _Cast(BoxedArray):
     def _read_all(self, copy: bool | None) -> np.ndarray:
         return super()._read_all(None)  # `copy=False` does not exclude casts
 
-    def begin(self, index: Sequence[slice]) -> None:
-        self._array.begin(index)
+    def begin(self, box: Sequence[range]) -> None:
+        self._array.begin(box)
 
-    def ahead(self, index: Sequence[slice]) -> Iterator[RemoteRange]:
-        return self._array.ahead(index)
+    def ahead(self, box: Sequence[range]) -> Iterator[RemoteRange]:
+        return self._array.ahead(box)
 
     def _read(self, box: Sequence[range]) -> np.ndarray:
         array = aligned(tuple(map(len, box)), self.dtype)

@@ -538,9 +538,11 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
         inside = [(data + first, min(stop, data + last)) for first, last in offsets]
         yield from self.reader.file_ranges([(start, max(data, start + 1)), *inside])
 
-    def ahead(self, index: Sequence[slice]) -> Iterator[RemoteRange]:
-        sizes = zip(index, self.shape, strict=True)
-        return self.ranges(bounds_of([range(*part.indices(size)) for part, size in sizes]))
+    def box_at(self, index: Sequence[slice]) -> list[range]:
+        return [range(*part.indices(size)) for part, size in zip(index, self.shape, strict=True)]
+
+    def ahead(self, box: Sequence[range]) -> Iterator[RemoteRange]:
+        return self.ranges(bounds_of(box))
 
     def view(self) -> np.ndarray | None:
         if not self.reader.is_local or self.reader.is_file_object:
@@ -550,7 +552,7 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
         except ValueError:  # reading the leaf raises the error, if there is one
             return None
 
-    def begin(self, index: Sequence[slice]) -> None:
+    def begin(self, box: Sequence[range]) -> None:
         """Begins to read a box in the background, if a library reads the file (Orbax)."""
 
     def read_to(

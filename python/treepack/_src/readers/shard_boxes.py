@@ -263,10 +263,10 @@ class ShardedArray(BoxedArray):
         return cast
 
     def box(self, index: Sequence[slice]) -> np.ndarray:
-        return self._using(self._ranges(index), Box.read, in_place=True)
+        return self._using(self.box_at(index), Box.read, in_place=True)
 
     def plan(self, index: Sequence[slice], *, in_place: bool = True) -> Box:
-        return Box(self, self._ranges(index), in_place=in_place)
+        return Box(self, self.box_at(index), in_place=in_place)
 
     def view(self) -> np.ndarray | None:
         with naming(self.reader.given):
@@ -279,9 +279,6 @@ class ShardedArray(BoxedArray):
 
     def shards_in(self, box: Sequence[range]) -> core.ShardBox:
         return self._shards.box(bounds_of(box))
-
-    def _ranges(self, index: Sequence[slice]) -> list[range]:
-        return [range(*part.indices(n)) for part, n in zip(index, self.shape, strict=True)]
 
     def _read(self, box: Sequence[range]) -> np.ndarray:
         def read(plan: Box) -> np.ndarray:

@@ -234,13 +234,12 @@ class _Array(BoxedArray):
         self._started: dict[tuple[range, ...], Any] = {}
         self._whole = tuple(map(range, self.shape))
 
-    def begin(self, index: Sequence[slice]) -> None:
+    def begin(self, box: Sequence[range]) -> None:
         """Begins to read a box; the whole array if it is one chunk, which TensorStore decodes."""
-        box = self._whole
-        if self._stored.store.chunk_layout.read_chunk.shape != self.shape:
-            box = tuple(range(*part.indices(n)) for part, n in zip(index, self.shape, strict=True))
-        if box not in self._started:
-            self._started[box] = self.start(box)
+        is_one = self._stored.store.chunk_layout.read_chunk.shape == self.shape
+        key = self._whole if is_one else tuple(box)
+        if key not in self._started:
+            self._started[key] = self.start(key)
 
     def start(self, box: Sequence[range]) -> Any:
         return _orbax.read(self._stored.store[_index(box)])
