@@ -24,9 +24,9 @@ _SHAPE = re.compile(r"a subtree \((\(.*\))\)")
 # Matches the length of a list or tuple.
 _LENGTH = re.compile(r"(\d+) elements?")
 
-# Hints by the beginnings of both sides: descriptions of arrays without shapes, and keys of one side
-# that are their data on the other.
-_KEYS = {
+# Hints by the beginnings of both sides: descriptions of arrays without shapes, keys of one side
+# that are their data on the other, types of containers, and shared nodes.
+_BEGINNINGS = {
     ("a subtree", "bytes"): "If the bytes are an encoding, pass them to from_bytes or loads.",
     (A_DTYPE, ""): "A template has shapes, too: pass jax.ShapeDtypeStruct(shape, dtype).",
     (A_SHARDING, ""): (
@@ -39,6 +39,13 @@ _KEYS = {
     ("uint32[", "key<"): (
         "The file has a typed key: load it in place of a jax.random.key, and call "
         "jax.random.key_data on it."
+    ),
+    ("a container of the type ", ""): (
+        "Pass strict=True to treepack.load to accept containers of other types."
+    ),
+    ("", NODE_OF): (
+        "JAX copies shared nodes of nnx: make the template without jax.tree.map and jax.jit, "
+        "or with jax.eval_shape, whose nodes are joined as in the file."
     ),
 }
 
@@ -232,31 +239,14 @@ def _is_of_rules(path: str, names_of: Mapping[str, str] | None) -> bool:
     )
 
 
-def about_keys(mismatches: list[Mismatch]) -> Iterator[str]:
-    for (ours, theirs), hint in _KEYS.items():
+def about_beginnings(mismatches: list[Mismatch]) -> Iterator[str]:
+    for (ours, theirs), hint in _BEGINNINGS.items():
         if any(
             mismatch.expected.startswith(ours) and mismatch.found.startswith(theirs)
             for mismatch in mismatches
         ):
             yield hint
-
-
-def about_types(mismatches: list[Mismatch]) -> Iterator[str]:
-    if any(it.expected.startswith("a container of the type ") for it in mismatches):
-        yield "Pass strict=True to treepack.load to accept containers of other types."
-
-
-def about_ties(mismatches: list[Mismatch]) -> Iterator[str]:
-    if any(mismatch.found.startswith(NODE_OF) for mismatch in mismatches):
-        yield (
-            "JAX copies shared nodes of nnx: make the template without jax.tree.map and jax.jit, "
-            "or with jax.eval_shape, whose nodes are joined as in the file."
-        )
-    ours, theirs = (
-        [mismatch.expected for mismatch in mismatches],
-        [mismatch.found for mismatch in mismatches],
-    )
-    if any(side.startswith((NODE_OF, VALUES_OF)) for side in (*ours, *theirs)):
+    if any(it.expected.startswith(VALUES_OF) or it.found.startswith(NODE_OF) for it in mismatches):
         yield "Pass strict=False to restore them as separate nodes."
 
 

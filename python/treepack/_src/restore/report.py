@@ -295,7 +295,7 @@ class Report(NamedTuple):
     def __repr__(self) -> str:
         fields = zip(self._fields, self, strict=True)
         lists = [
-            f"{name}=[{shortened(map(_quoted, paths), len(paths), _MOST_LISTED)}]"
+            f"{name}=[{shortened(map(repr, map(path_end, paths)), len(paths), _MOST_LISTED)}]"
             for name, paths in fields
         ]
         return f"Report({', '.join(lists)})"
@@ -307,7 +307,3 @@ def _unknown(report: Report, name: str) -> Any:
 
 if not TYPE_CHECKING:  # type checkers would accept any attribute; a named tuple has no other base
     Report.__getattr__ = _unknown
-
-
-def _quoted(path: str) -> str:
-    return repr(path_end(path))

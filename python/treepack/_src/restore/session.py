@@ -22,12 +22,10 @@ from treepack._src.restore.compare import NOTHING, difference
 from treepack._src.restore.hints import (
     Level,
     about_axes,
-    about_keys,
+    about_beginnings,
     about_leaves,
     about_names,
     about_root,
-    about_ties,
-    about_types,
     is_reshaped,
 )
 from treepack._src.restore.report import Convert, Coverage
@@ -128,8 +126,7 @@ class Restore:
             hints += about_names(
                 names, self.deeper, names_of, has_function=has_function, unruled=lacks
             )
-        hints += about_keys(mismatches)
-        hints += [*about_types(mismatches), *about_ties(mismatches)]
+        hints += about_beginnings(mismatches)
         if is_native:
             hints += about_axes(mismatches, names_of, has_function=has_function)
         texts = [
