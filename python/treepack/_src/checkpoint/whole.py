@@ -13,9 +13,10 @@ from treepack._src.printable import printable, shortened, warn
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.registry.code import check_is_tree
 from treepack._src.registry.lookups import Lookups
-from treepack._src.restore.record import rebuilt
+from treepack._src.restore.record import assembled, take
 from treepack._src.restore.template import restore_encoded
 from treepack._src.storage.content import content_of
+from treepack.errors import DecodeError
 
 
 def restore_described(
@@ -56,8 +57,7 @@ def _converted(
         check_is_tree(target)
         restored = restore_encoded(target, data, reading, convert=convert)
         if is_empty(target):
-            content = data if isinstance(data, core.Content) else core.Content.lent(data)
-            warn_of_empty(core.Catalog.open(content, salvage=False), 0)
+            warn_of_empty(_catalog_of(data), 0)
         return restored
     if reading.dtype is None:  # casting requires a state
         restored = core.restore_recorded(
@@ -72,10 +72,18 @@ def _converted(
         )
         if restored is not None:
             return restored[0] if reading.static is None else noticed(restored[0], reading)
-    tree = rebuilt(
-        data, reading, convert, lambda state: cast_floats(state, reading, lambda _: None)
-    )
-    return noticed(tree, reading)
+    state, record = take(core.restore(data, reading.copy, reading.threads))
+    if record is None:  # a damaged key is found here
+        _catalog_of(data)
+    elif type(record) is not bytes:
+        raise DecodeError(f"{core.RECORD_KEY!r} is a {type(record).__name__}, not bytes")
+    state = cast_floats(state, reading, lambda _: None)
+    return noticed(assembled(state, record, reading, convert=convert), reading)
+
+
+def _catalog_of(data: Buffer | core.Content) -> core.Catalog:
+    content = data if isinstance(data, core.Content) else core.Content.lent(data)
+    return core.Catalog.open(content, salvage=False)
 
 
 def is_empty(target: Any, depth: int = 64) -> bool:

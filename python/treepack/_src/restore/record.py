@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import treepack._core as core
-from treepack._src.options import Buffer, Reading
+from treepack._src.options import Reading
 from treepack._src.restore.report import Convert
-from treepack.errors import DecodeError
 
 
 def split(state: Any) -> tuple[Any, Any]:
@@ -48,18 +47,3 @@ def assembled(
         plain=reading.containers == "plain",
         static=reading.static,
     )
-
-
-def rebuilt(
-    data: Buffer | core.Content,
-    reading: Reading,
-    convert: Convert | None,
-    cast: Callable[[Any], Any],
-) -> Any:
-    state, record = take(core.restore(data, reading.copy, reading.threads))
-    if record is None:  # a damaged key is found here
-        content = data if isinstance(data, core.Content) else core.Content.lent(data)
-        core.Catalog.open(content, salvage=False)
-    elif type(record) is not bytes:
-        raise DecodeError(f"{core.RECORD_KEY!r} is a {type(record).__name__}, not bytes")
-    return assembled(cast(state), record, reading, convert=convert)
