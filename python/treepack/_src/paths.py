@@ -213,6 +213,15 @@ def similar(typo: str, paths: Iterable[str]) -> str:
     return f"; it has {', '.join(shown) or 'no leaves'}"
 
 
+def listed(paths: Iterable[str], count: int) -> str:
+    more = f" and {count - _MOST_LISTED} more" if count > _MOST_LISTED else ""
+    first = ", ".join(itertools.islice(paths, _MOST_LISTED))
+    return f"{first}{more} {'is' if count == 1 else 'are'}"
+
+
+# The maximum number of leaves in a list.
+_MOST_LISTED = 10
+
 # Keys as Python and `jax.tree_util.keystr` write them.
 _BRACKETS = re.compile(r"""\[['"]?([^\]'"]*)['"]?\]""")
 

@@ -26,7 +26,7 @@ from treepack._src.options import (
     Unexpected,
     progress_bar,
 )
-from treepack._src.paths import PathBudget, Trail
+from treepack._src.paths import PathBudget, Trail, listed
 from treepack._src.placing.casting import cast_floats
 from treepack._src.placing.placement import converter, sharing
 from treepack._src.placing.replicas import Together
@@ -150,7 +150,8 @@ def load_part(
             ours = {_paths.text(parts) for parts, _ in leaves_of(target, ())}
             if bad := [path for path in choice.corrupt if path in ours]:
                 raise CorruptionError(
-                    f'{listed(bad)} damaged: pass missing="target" to keep the target\'s leaves'
+                    f'{listed(bad, len(bad))} damaged: pass missing="target" to keep the '
+                    "target's leaves"
                 )
         choice = _without_unfit(place, target, choice, selection)
     takes_more = {None: None, "ignore": True, "error": False}[selection.unexpected]
@@ -169,7 +170,7 @@ def load_part(
         unused = place.reader.unexpected()
         refusal = (
             "no rule of the mapping takes these leaves of the file, and others are in their "
-            f"place: {listed(unused)} left"
+            f"place: {listed(unused, len(unused))} left"
         )
         partial.unused(unused, refusal if selection.unexpected == "error" else None)
         partial.lacks, partial.names = place.reader.lacks(), place.reader.plan.same
@@ -239,8 +240,8 @@ def _fitting(
     empty = [path for path in map(_paths.text, structs) if path in left and selector.selects(path)]
     if empty:
         warn(
-            f"{listed(empty)} still a jax.ShapeDtypeStruct in the tree, for lack of a rule, with "
-            'rest="skip": pass a template with values there, or select= the others'
+            f"{listed(empty, len(empty))} still a jax.ShapeDtypeStruct in the tree, for lack of a "
+            'rule, with rest="skip": pass a template with values there, or select= the others'
         )
     return selector.without(Selector(left.__contains__)) if left else selector
 
@@ -523,7 +524,7 @@ def _corrupt(
         warning = f"{place.reader.name} is damaged: {damage}; undamaged leaves are loaded"
         if unverified:
             how = "left out: open(path, salvage=True) reads them" if is_lost else "loaded"
-            names = listed([*unverified.values()])
+            names = listed(unverified.values(), len(unverified))
             warning += f"; {names} not verified, for lack of checksums, and {how}"
         warn(warning)
     if not is_lost:
@@ -535,8 +536,8 @@ def _corrupt(
         files = ", ".join(place.reader.damaged_files[:_MOST_FILES])
         where = f" in {files}" if files else ""
         raise CorruptionError(
-            f"{listed([*bad.values()])} {fault}{where}: pass on_corrupt='skip' to treepack.load "
-            "to load the other leaves"
+            f"{listed(bad.values(), len(bad))} {fault}{where}: pass on_corrupt='skip' to "
+            "treepack.load to load the other leaves"
         )
     bad = bad | unverified
     for values in place.reader.lists_of(bad):
@@ -548,12 +549,6 @@ def _corrupt(
 
 # The maximum number of damaged files of a directory that an error names.
 _MOST_FILES = 10
-
-
-def listed(paths: list[str], most: int = 10) -> str:
-    more = "" if len(paths) <= most else f" and {len(paths) - most} more"
-    verb = "is" if len(paths) == 1 else "are"
-    return f"{', '.join(paths[:most])}{more} {verb}"
 
 
 def _part(

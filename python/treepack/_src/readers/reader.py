@@ -36,9 +36,6 @@ _MOST_NDIM = 64
 # After a leaf, the core reads ahead (`src/format/wire/cursor.rs`).
 _AHEAD_BYTES = 64 << 10
 
-# The maximum number of leaves in a list.
-_MOST_LISTED = 10
-
 DAMAGED_REST = "the bytes between the leaves and the record of the structure are damaged"
 
 # The status of each leaf by its value, and a description of damage outside of leaves.
@@ -176,9 +173,8 @@ class Reader:
 
     def listed(self, values: Sequence[int]) -> str:
         budget = _paths.PathBudget()
-        paths = (budget.text(self.catalog.path_of(value, 0)) for value in values[:_MOST_LISTED])
-        more = "" if len(values) <= _MOST_LISTED else f" and {len(values) - _MOST_LISTED} more"
-        return f"{', '.join(paths)}{more} {'is' if len(values) == 1 else 'are'}"
+        paths = (budget.text(self.catalog.path_of(value, 0)) for value in values)
+        return _paths.listed(paths, len(values))
 
     def salvaging(self) -> Reader:
         if self.salvages:
