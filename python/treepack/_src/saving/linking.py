@@ -44,8 +44,6 @@ BLOCK_BYTES = 8 << 20
 # The number of elements that show most changes of a shard, without a digest of all.
 _SAMPLE = 1024
 
-_DIGEST_BYTES = 16
-
 # By default, all files are written again after both this number of checkpoints and of seconds.
 _FULL_CHECKPOINTS = 50
 
@@ -364,8 +362,4 @@ def _sample(data: Any) -> np.ndarray | None:
 
 
 def digests_of(arrays: list[Any], threads: int | None) -> list[bytes]:
-    joined_digests = core.digests(arrays, threads=threads)
-    return [
-        joined_digests[at : at + _DIGEST_BYTES]
-        for at in range(0, len(joined_digests), _DIGEST_BYTES)
-    ]
+    return ShardFile.split(core.digests(arrays, threads=threads))

@@ -50,10 +50,12 @@ class ShardFile:
         stored = None if record is None else core.record_digests(record)
         if stored is None or len(stored) != DIGEST_BYTES * len(leaves):
             return {}
-        starts = range(0, len(stored), DIGEST_BYTES)
-        return {
-            path: stored[at : at + DIGEST_BYTES] for path, at in zip(leaves, starts, strict=True)
-        }
+        return dict(zip(leaves, self.split(stored), strict=True))
+
+    @staticmethod
+    def split(digests: bytes) -> list[bytes]:
+        starts = range(0, len(digests), DIGEST_BYTES)
+        return [digests[at : at + DIGEST_BYTES] for at in starts]
 
     def shards(self) -> Iterator[tuple[str, tuple[str, tuple[int, ...]], bytes]]:
         digests = self.digests()
