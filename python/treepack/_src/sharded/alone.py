@@ -122,9 +122,11 @@ class ShardsReader(ShardedReader):
                 array = _Array(
                     files, parts, sorted(array_shards, key=lambda shard: shard.place or ())
                 )
-                _insert(tree, array)
+                _paths.put(tree, parts or ("",), array)
             except CorruptionError as error:
                 self._lost.append(str(error))
+            except TreepackError:  # an array has this path, or one above
+                self._lost.append(f"{_paths.text(parts)} has shards of different arrays")
         if () in shards and isinstance(tree.get(""), _Array):
             tree = tree[""]  # the tree is an array
         if not tree:
@@ -239,14 +241,3 @@ def _shards_in(number: int, file: Reader) -> Iterator[tuple[tuple[str, ...], _Sh
             else:
                 place = None
         yield tuple(parts), _Shard(number, value, dtype, tuple(shape), place)
-
-
-def _insert(tree: dict[str, Any], array: _Array) -> None:
-    *above, last = array.parts or ("",)
-    for key in above:
-        tree = tree.setdefault(key, {})
-        if not isinstance(tree, dict):
-            break
-    if not isinstance(tree, dict) or last in tree:
-        raise CorruptionError(f"{_paths.text(array.parts)} has shards of different arrays")
-    tree[last] = array
