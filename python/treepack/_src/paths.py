@@ -260,6 +260,12 @@ def put(tree: dict[str, Any], parts: Sequence[str], leaf: Any) -> None:
     place[parts[-1]] = leaf
 
 
+def elements(node: Mapping[str, T]) -> list[T] | None:
+    """Returns the children of a node if their keys are 0, 1, … without a gap, in this order."""
+    keys = [str(at) for at in range(len(node))]
+    return [node[key] for key in keys] if node.keys() == {*keys} else None
+
+
 def at_or_above(
     tree: Mapping[tuple[str, ...], T], path: str | Trail, entries: str | None
 ) -> T | None:

@@ -286,8 +286,8 @@ class MappedReader(Reader):
                     lists.add(tuple(_paths.parts(new)))
         for *above, name in sorted(lists, key=len, reverse=True):
             node = functools.reduce(dict.__getitem__, above, tree)
-            if {*node[name]} == {str(number) for number in range(len(node[name]))}:
-                node[name] = [node[name][str(number)] for number in range(len(node[name]))]
+            if (elements := _paths.elements(node[name])) is not None:
+                node[name] = elements
 
     def _leaf_of(self, value: int) -> Leaf:
         catalog = self._place.catalog

@@ -161,18 +161,14 @@ def tree_of(leaves: Sequence[Leaf], values: Iterable[Any]) -> Any:
                 raise DecodeError(f"{TREE} has a node with indices and names", path=leaf.path)
         with _parsing(TREE):
             _paths.put(tree, leaf.parts, value)
-    root = {"": tree}
-    for parts in sorted(
-        (container for container in containers if containers[container]), key=len, reverse=True
-    ):
-        above: Any = root
-        for part in ("", *parts)[:-1]:
-            above = above[part]
-        last = parts[-1] if parts else ""
-        elements = above[last]
-        if elements.keys() != {str(at) for at in range(len(elements))}:
-            raise DecodeError(f"{TREE} lacks elements of a list", path=_paths.text(parts))
-        above[last] = [elements[str(at)] for at in range(len(elements))]
+    root: dict[str, Any] = {"": tree}
+    lists = [("", *parts) for parts, is_list in containers.items() if is_list]
+    for *above, last in sorted(lists, key=len, reverse=True):
+        node = functools.reduce(dict.__getitem__, above, root)
+        if (elements := _paths.elements(node[last])) is None:
+            path = _paths.text([*above, last][1:])
+            raise DecodeError(f"{TREE} lacks elements of a list", path=path)
+        node[last] = elements
     return root[""]
 
 
