@@ -29,11 +29,6 @@ _PIECE_BYTES = 4 << 20
 
 def remote(url: Url) -> tuple[core.Content, Blocks]:
     """Opens a remote file to read it in parts; later reads fail if the file was replaced."""
-    blocks = _blocks(url)
-    return core.Content.elsewhere(blocks.read, blocks.length, blocks.near), blocks
-
-
-def _blocks(url: Url) -> Blocks:
     store, path = file_at(url)
     with _reading(url, "the last bytes"):
         stored = store.head(path, Blocks.END)
@@ -54,7 +49,8 @@ def _blocks(url: Url) -> Blocks:
             )
         return data
 
-    return Blocks(fetch, length, near=near, at_once=at_once, end=stored.data)
+    blocks = Blocks(fetch, length, near=near, at_once=at_once, end=stored.data)
+    return core.Content.elsewhere(blocks.read, length, near), blocks
 
 
 @contextlib.contextmanager
@@ -89,8 +85,7 @@ def _reading(url: Url, part: str) -> Iterator[None]:
 
 
 def downloaded(url: Url, progress: Progress = None) -> core.Content:
-    blocks = _blocks(url)
-    content = core.Content.elsewhere(blocks.read, blocks.length, blocks.near)
+    content, blocks = remote(url)
     with progress_bar(progress, "load") as tell, fetching([(blocks, (0, blocks.length))]):
         return content.in_memory(progress=tell)
 
