@@ -20,7 +20,6 @@ from treepack._src.checkpoint.opening import open_reader
 from treepack._src.checkpoint.whole import warn_of_unused
 from treepack._src.mapping.leaves import Leaf
 from treepack._src.mapping.plan import Fault
-from treepack._src.mapping.ruleset import RuleSet
 from treepack._src.options import (
     Containers,
     PartOptions,
@@ -287,7 +286,7 @@ class Tree(Hinting, Mapping[str, Any]):
         return place.below(value, _paths.parts(place.catalog.path_of(value, place.value)))
 
     def _in_layout(self, mapping: Any, template: Mapping[str, Leaf] | None = None) -> File:
-        reader = MappedReader(self._place, RuleSet.of(mapping), template)
+        reader = MappedReader(self._place, mapping, template)
         # A leaf that only the template has is a difference, not a fault of the mapping.
         if faults := [fault for fault in reader.plan.faults if not fault.is_missing]:
             raise Fault.error(faults)

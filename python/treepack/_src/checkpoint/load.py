@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 import treepack._core as core
 from treepack._src import formats
 from treepack._src import paths as _paths
-from treepack._src.checkpoint.mapped import MappedReader, mapped
+from treepack._src.checkpoint.mapped import MappedReader
 from treepack._src.checkpoint.opening import open_reader
 from treepack._src.checkpoint.select import Selector, compiled, nothing_left
 from treepack._src.checkpoint.whole import is_empty, noticed, restore_described, warn_of_empty
 from treepack._src.interop import jax as _jax
 from treepack._src.leaves.absent import ABSENT
 from treepack._src.leaves.signature import signature
+from treepack._src.mapping.leaves import Leaf
 from treepack._src.mapping.plan import Fault
 from treepack._src.options import (
     Opening,
@@ -132,7 +133,7 @@ def load_part(
                 "mapping= does not support files with nodes of older versions: load the file "
                 "without mapping=, and save it again"
             )
-        place = Place(mapped(place, mapping, target), 0, [])
+        place = Place(MappedReader(place, mapping, Leaf.by_path(target)), 0, [])
     if selection.on_corrupt == "skip":
         place = place._replace(reader=place.reader.salvaging())
     choice = _choose(place, target, selection, reading, drops)

@@ -204,15 +204,15 @@ class MappedReader(Reader):
     is_one_file = has_types = False
     is_mapped = True
 
-    def __init__(self, place: Place, mapping: RuleSet, there: Dict[str, Leaf] | None):
+    def __init__(self, place: Place, mapping: Any, there: Dict[str, Leaf] | None):
+        self._place, self._mapping, self.there = place, RuleSet.of(mapping), there
         inner = place.reader
         if inner.catalog.is_newer:
             raise NewerVersionError(str(inner.catalog.damage))
-        self._place, self._mapping, self.there = place, mapping, there
         self._factors: dict[str, np.ndarray] = {}
         self._values = dict(_paths.PathBudget().all(place.catalog.ends(place.value)))
         here = {path: self._leaf_of(value) for path, value in self._values.items()}
-        self.plan = mapping.plan(here, self.there)
+        self.plan = self._mapping.plan(here, there)
         if inner.salvages and inner.damage is not None:
             self.plan.faults.clear()  # leaves are lost with their tensors
             self._leave_out_short()
@@ -264,7 +264,7 @@ class MappedReader(Reader):
 
     def _elements(self, made: Made | str) -> Any:
         if isinstance(made, str):
-            leaf = self._place.reader.leaf(*self._inner(made))
+            leaf = self._saved(made)
             return np.asarray(leaf) if isinstance(leaf, LazyArray) else leaf
         return made.assembled(functools.partial(self.source, made), path=made.rule.text)
 
@@ -319,20 +319,21 @@ class MappedReader(Reader):
         kind = self._place.catalog.leaf(value)[1]
         if kind[0] == "array":  # of a dtype that NumPy lacks
             return _UNREADABLE
-        return self._place.reader.leaf(value, [*self._place.parts, *_paths.parts(made)])
+        return self._saved(made)
 
-    def _inner(self, path: str) -> tuple[int, list[str]]:
-        return self._values[path], [*self._place.parts, *_paths.parts(path)]
+    def _saved(self, path: str) -> Any:
+        parts = [*self._place.parts, *_paths.parts(path)]
+        return self._place.reader.leaf(self._values[path], parts)
 
     def source(self, made: Made, number: int) -> Source:
-        array = self._place.reader.leaf(*self._inner(made.assembly.paths[number]))
+        array = self._saved(made.assembly.paths[number])
         if not made.scales:
             return Source(array)
         return Source(array, functools.partial(self._scales, made.scales[number]))
 
     def _scales(self, path: str) -> np.ndarray:
         if path not in self._factors:
-            self._factors[path] = np.asarray(self._place.reader.leaf(*self._inner(path)))
+            self._factors[path] = np.asarray(self._saved(path))
         return self._factors[path]
 
     def array(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> LazyArray:
@@ -341,7 +342,7 @@ class MappedReader(Reader):
             return MappedArray(self, value, parts, kind, made)
         if made is None:  # the data of a PRNG key
             return super().array(value, parts, kind)
-        leaf: LazyArray = self._place.reader.leaf(*self._inner(made))
+        leaf: LazyArray = self._saved(made)
         return leaf
 
     def read(
@@ -562,7 +563,3 @@ class _StandIn(Computed):
             reason = f"the index of the file is damaged: {dtype}{[*shape]} exceeds all memory"
             raise DecodeError(reason, path=path)
         super().__init__(shape, dtype, lambda start, stop: np.zeros(stop - start, dtype))
-
-
-def mapped(place: Place, mapping: Any, target: Any = None) -> MappedReader:
-    return MappedReader(place, RuleSet.of(mapping), Leaf.by_path(target))
