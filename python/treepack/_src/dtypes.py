@@ -133,9 +133,9 @@ def cast(
 
 
 def overflows(source: np.ndarray | np.generic, target: np.ndarray) -> int:
-    if is_complex(target.dtype):
-        return int(np.count_nonzero(np.isfinite(source) & ~np.isfinite(target)))
-    if largest(source.dtype) <= largest(target.dtype) or all_finite(target):
+    if not is_complex(target.dtype) and (
+        largest(source.dtype) <= largest(target.dtype) or all_finite(target)
+    ):
         return 0
     return int(np.count_nonzero(np.isfinite(source) & ~np.isfinite(target)))
 

@@ -227,10 +227,10 @@ _NOTHING = object()
 
 
 def _difference(left: Any, right: Any, rtol: float, atol: float) -> tuple[str, str] | None:
-    if left is _NOTHING or right is _NOTHING:
-        return ("only in the second" if left is _NOTHING else "only in the first"), _kind(
-            right if left is _NOTHING else left
-        )
+    if left is _NOTHING:
+        return "only in the second", _kind(right)
+    if right is _NOTHING:
+        return "only in the first", _kind(left)
     if isinstance(left, LazyArray) and isinstance(right, LazyArray):
         if left.shape != right.shape:
             return "shape", f"{_kind(left)} and {_kind(right)}"

@@ -16,7 +16,7 @@ from treepack._src.checkpoint.file import File, Tree, open
 from treepack._src.layouts.layout import Encoding
 from treepack._src.leaves.prng import Key
 from treepack._src.options import StorageOptions
-from treepack._src.printable import printable, shortened
+from treepack._src.printable import count_text, printable, shortened
 from treepack._src.readers.reader import LazyArray, Reader
 from treepack._src.sharded.reading import unless_replaced
 from treepack._src.storage.address import Address
@@ -74,8 +74,7 @@ class Digest(Advising):
         return hash(str(self))
 
     def __repr__(self) -> str:
-        count = len(self.leaves)
-        return f"Digest({str(self)!r}, {count} {'leaf' if count == 1 else 'leaves'})"
+        return f"Digest({str(self)!r}, {count_text(len(self.leaves))})"
 
 
 @advised

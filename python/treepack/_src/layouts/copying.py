@@ -27,7 +27,7 @@ from treepack._src.leaves.references import reference_text
 from treepack._src.options import Progress, Saved, Writing, progress_bar
 from treepack._src.printable import count_text, jsonable, printable
 from treepack._src.pytree.state_dict import leaves_of, map_leaves
-from treepack._src.readers.reader import Place, Reader
+from treepack._src.readers.reader import LazyArray, Place, Reader
 from treepack._src.storage.address import Address
 from treepack._src.storage.naming import naming
 from treepack.errors import (
@@ -193,7 +193,10 @@ class Copy(NamedTuple):
 def _read(tree: Tree, place: Place, marks: core.Marks | None = None) -> Copy:
     def leaf(value: int, parts: list[str]) -> Any:
         try:
-            return place.reader.undamaged_leaf(value, parts)
+            saved = place.reader.leaf(value, parts)
+            if not isinstance(saved, LazyArray):  # which is compared when it is copied
+                place.reader.compare(value, parts)
+            return saved
         except (CorruptionError, DecodeError) as error:
             return error
 

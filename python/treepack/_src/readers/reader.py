@@ -213,13 +213,6 @@ class Reader:
             return self.prng_key(value, parts, kind)
         return self.catalog.read(value, copy=None, threads=None)
 
-    def undamaged_leaf(self, value: int, parts: list[str]) -> Any:
-        """Verifies other leaves than arrays, whose copy does that."""
-        leaf = self.leaf(value, parts)
-        if not isinstance(leaf, LazyArray):
-            self.compare(value, parts)
-        return leaf
-
     def stored_digest(self, array: LazyArray) -> bytes | None:
         del array
         return None

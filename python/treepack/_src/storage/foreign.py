@@ -112,12 +112,10 @@ def _directory_text(path: Address, inside: Address | None, manifest: str, look: 
     return f"it is not a checkpoint, or its save has not finished. It contains {listed}{more}"
 
 
-_T = Callable[[str], object]
-
 # Names, and descriptions of directories that contain one; the first match counts. Names of Hugging
 # Face are from `utils/constants.py` of huggingface_hub, SavedModel and checkpoint names from
 # https://www.tensorflow.org/guide, names of Zarr from https://zarr-specs.readthedocs.io.
-_KNOWN: list[tuple[_T, str]] = [
+_KNOWN: list[tuple[Callable[[str], object], str]] = [
     (
         re.compile(r"flax_model.*\.msgpack").fullmatch,
         "it looks like a model of Hugging Face in flax: load its files flax_model*.msgpack",

@@ -225,21 +225,14 @@ def _array(
     if member.compress_type == _STORED and header.is_plain:
         lengths = content.read_range(member.header_offset + 26, member.header_offset + 30)
         start = member.header_offset + 30 + sum(struct.unpack("<HH", lengths)) + header.nbytes
-        return StoredMember(header.shape, header.dtype, read, content, start)
+        return StoredMember(header, read, content, start)
     return encoded(header, read, strings)
 
 
 class StoredMember(Computed):
-    def __init__(
-        self,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        read: Callable[[], bytes],
-        content: core.Content,
-        start: int,
-    ):
-        self.shape, self.dtype = shape, dtype
-        self.read, self._content, self._start = read, content, start
+    def __init__(self, header: Header, read: Callable[..., bytes], data: core.Content, start: int):
+        self.shape, self.dtype = header.shape, header.dtype
+        self.read, self._content, self._start = read, data, start
         self._is_checked = False
 
     def _elements(self, start: int, stop: int) -> np.ndarray:
