@@ -448,12 +448,8 @@ class Planner:
         return None if leaf is None or leaf.dtype is None else leaf.shape
 
 
-class _Solved(NamedTuple):
-    axes: list[str]
-    sizes: dict[str, int]
-    parts: tuple[Part, ...]
-    results: tuple[Part, ...]
-
+_Solved = tuple[list[str], dict[str, int], tuple[Part, ...], tuple[Part, ...]]
+"""The axes, their sizes, and the positions of the sources and of the results."""
 
 _Solve = Callable[
     [tuple[Shape, ...], tuple[Shape | None, ...], tuple[tuple[str, int], ...]], _Solved
@@ -475,7 +471,7 @@ def _solved(
     sizes = solve_for(whole, Given(shapes, wanted, dict(counts), keywords, limited))
     axes = [*dict.fromkeys((*whole.here.axes, *whole.there.axes))]
     parts, results = (tuple(_parts(whole, side, axes, sizes)) for side in (whole.here, whole.there))
-    return _Solved(axes, sizes, parts, results)
+    return axes, sizes, parts, results
 
 
 def _texts(names: Sequence[str], numbers: Sequence[int]) -> dict[str, str]:

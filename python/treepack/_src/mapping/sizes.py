@@ -46,11 +46,8 @@ def expanded(rule: Rule, shape: Shape) -> Rule:
     return dataclasses.replace(rule, here=side(rule.here), there=side(rule.there))
 
 
-class _Equation(NamedTuple):
-    axes: tuple[str, ...]
-    size: int
-    group: Group
-    where: str
+_Equation = tuple[tuple[str, ...], int, Group, str]
+"""Axes of unknown sizes, their product, and for errors the group and its array."""
 
 
 def axis_of(rule: Rule, side: Side, name: str, number: int) -> str | int:
@@ -182,7 +179,7 @@ def _texts(axes: Sequence[str], known: Mapping[str, int]) -> str:
 
 
 def _equations(rule: Rule, side: Side, shapes: Sequence[Shape | None]) -> list[_Equation]:
-    equations = []
+    equations: list[_Equation] = []
     for number, shape in enumerate(shapes):
         if shape is None or len(shape) != len(side.groups):
             continue
@@ -192,7 +189,7 @@ def _equations(rule: Rule, side: Side, shapes: Sequence[Shape | None]) -> list[_
             names = tuple(axis for axis in axes if isinstance(axis, str))
             where = f"the {side.name}'s {[*shape]}"
             if fixed and size % fixed == 0:
-                equations.append(_Equation(names, size // fixed, group, where))
+                equations.append((names, size // fixed, group, where))
             else:
                 raise SizesError(
                     f"{shown((group,))} is {size} in {where}, but pad= says {fixed}: pass {size}"

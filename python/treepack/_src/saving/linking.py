@@ -323,16 +323,15 @@ def fixed(parts: Sequence[Part], *, on_host: bool) -> list[Part]:
     With `on_host`, JAX arrays are on the host as well, and may be donated.
     """
     moved = [on_host and _jax.is_array(part.data) for part in parts]
-    for part, is_moved in zip(parts, moved, strict=True):
+    for part in itertools.compress(parts, moved):
+        Transfer(part.data).start()
+
+    def one(part: Part, is_moved: bool) -> Part:
         if is_moved:
-            Transfer(part.data).start()
-    unchanging = []
-    for part, is_moved in zip(parts, moved, strict=True):
-        if is_moved:
-            unchanging.append(part._replace(data=in_host_memory(part.data)))
-        else:
-            unchanging.append(part._replace(data=np.array(part.data)) if part.may_change else part)
-    return unchanging
+            return part._replace(data=in_host_memory(part.data))
+        return part._replace(data=np.array(part.data)) if part.may_change else part
+
+    return [*map(one, parts, moved)]
 
 
 def in_host_memory(array: Any) -> np.ndarray:
