@@ -84,7 +84,7 @@ class Reader:
         is_fixed = is_path or isinstance(source, (bytes, core.Content)) or hasattr(source, "read")
         self.may_change: bool = not is_fixed
         self.inflated: int = opened.inflated
-        self._nbytes = opened.nbytes
+        self.nbytes: int = opened.nbytes
         self._blocks = opened.blocks
         self.is_local: bool = opened.blocks is None or hasattr(source, "read")
         self.is_file_object = self.is_local and opened.blocks is not None
@@ -115,10 +115,6 @@ class Reader:
                 "are used (until save returns); or copy them before, as by numpy.asarray(leaf)"
             )
         return catalog
-
-    @property
-    def nbytes(self) -> int:
-        return self._nbytes
 
     @property
     def has_offsets(self) -> bool:

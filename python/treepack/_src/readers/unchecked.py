@@ -26,9 +26,7 @@ def layout_of(
 
 
 class UncheckedReader(Reader):
-    @property
-    def is_summed(self) -> bool:
-        return False
+    is_summed = False
 
     def unverified(self) -> list[int]:
         return [] if self.damage is None else self.catalog.leaf_values(0)

@@ -91,6 +91,7 @@ def _without_manifest(source: Address) -> NoManifestError:
 class ShardedReader(Files):
     format = "treepack, a sharded directory"
     is_one_file = False
+    is_summed = True
 
     def __init__(
         self, source: Address, *, mmap: bool = True, max_size: int | None = None, **options: Any
@@ -315,10 +316,6 @@ class ShardedReader(Files):
         if any(lost.values()):
             Place(self, 0, []).state(note)
         return values
-
-    @property
-    def is_summed(self) -> bool:
-        return True
 
     def array(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> LazyArray:
         shards = self.manifest.shards(self.catalog, value)

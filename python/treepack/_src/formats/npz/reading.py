@@ -53,6 +53,7 @@ class NpzReader(Reader):
 
     format = "npz of NumPy"
     has_types = False
+    is_summed = True
     bytes_after = 0  # the headers around arrays are in memory
 
     def __init__(self, source: Openable, opened: Opened, **options: Any):
@@ -82,10 +83,6 @@ class NpzReader(Reader):
         catalog = self.catalog
         paths = ((leaf, catalog.path_of(leaf, 0)) for leaf in catalog.leaf_values(value))
         return [leaf for leaf, path in paths if isinstance(self._arrays.get(path), Refused)]
-
-    @property
-    def is_summed(self) -> bool:
-        return True
 
     def verify(self, *, threads: int | None, progress: Tell | None) -> Verified:
         statuses: dict[int, Status] = {}

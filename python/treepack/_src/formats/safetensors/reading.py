@@ -86,16 +86,13 @@ class RepositoryReader(UncheckedReader, ShardedReader):
     def __init__(self, source: Openable, *, salvage: bool = False, **options: Any):
         self._lost: list[DamagedFileError] | None = [] if salvage else None
         super().__init__(source, salvage=salvage, **options)
+        self.nbytes = sum(nbytes for _, nbytes, _ in self._expected)
         self._damage = "; ".join(error.reason for error in self._lost or ()) or None
 
     def _lose(self, error: DamagedFileError) -> None:
         if self._lost is None:
             raise error
         self._lost.append(error)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(nbytes for _, nbytes, _ in self._expected)
 
     def _damage_of_files(self) -> Iterator[str]:
         return iter(())  # noted when their headers are read
