@@ -414,16 +414,9 @@ class Tree(Hinting, Mapping[str, Any]):
         with naming(reader.given):
             if isinstance(reader, MappedReader):
                 reader.check_has_no_code(self._place.parts, lambda _: True)
-            state = self._catalog.read(self._place.value, copy=None, threads=None, abstract=True)
-            tree = core.assemble(
-                state,
-                self._catalog.record,
-                unknown_as_dict=unknown == "dict",
-                plain=containers == "plain",
-                placeholders=True,
-                static=static,
-                at=self._place.positions(),
-                parts=self._place.parts,
+            is_plain = containers == "plain"
+            tree = self._place.abstract(
+                unknown_as_dict=unknown == "dict", plain=is_plain, static=static
             )
             if static is not None and containers == "saved":
                 warn_of_unused(static, tree)

@@ -490,15 +490,7 @@ class MappedReader(Reader):
         old = {path for path, value in self._values.items() if catalog.children(value) is not None}
         if not old or catalog.record is None:
             return []
-        plain = core.assemble(
-            catalog.read(self._place.value, copy=None, threads=None, abstract=True),
-            catalog.record,
-            unknown_as_dict=True,
-            plain=True,
-            placeholders=True,
-            at=self._place.positions(),
-            parts=self._place.parts,
-        )
+        plain = self._place.abstract(unknown_as_dict=True, plain=True)
         code = old & {_paths.text(parts) for parts, leaf in leaves_of(plain, ()) if leaf is None}
         return [new for new, path in self.plan.same.items() if path in code]
 

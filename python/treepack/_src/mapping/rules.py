@@ -154,20 +154,17 @@ def _similar_with_indices(text: str, paths: Iterable[str]) -> str:
     return f"; is it {path!r}?"
 
 
-OPTIONS = {
-    name: f"{name}={example}"
-    for name, example in {
-        "along": "'n'",
-        "pad": "{'v': 1024}",
-        "scale": "2.0",
-        "add": "1.0",
-        "dtype": "'bfloat16'",
-        "scales": "'model.layers.{l}.up.weight_scale_inv'",
-        "block": "(128, 128)",
-        "inexact": "True",
-    }.items()
+# The options of a rule, with examples.
+_OPTIONS = {
+    "along": "'n'",
+    "pad": "{'v': 1024}",
+    "scale": "2.0",
+    "add": "1.0",
+    "dtype": "'bfloat16'",
+    "scales": "'model.layers.{l}.up.weight_scale_inv'",
+    "block": "(128, 128)",
+    "inexact": "True",
 }
-"""The options of a rule, with examples."""
 
 
 def rule_of(tree: Any, value: Any, *, is_literal: bool = False) -> Rule:
@@ -302,8 +299,8 @@ def _check_axes(rule: Rule) -> None:
 
 def _options(options: Mapping[Any, Any]) -> dict[str, Any]:
     for name in options:
-        if name not in OPTIONS:
-            raise ValueError(f"{name!r} is no option of a rule: they are {', '.join(OPTIONS)}")
+        if name not in _OPTIONS:
+            raise ValueError(f"{name!r} is no option of a rule: they are {', '.join(_OPTIONS)}")
     given = {name: value for name, value in options.items() if value is not None}
     for name, value in given.items():
         number = isinstance(value, (int, float, np.integer, np.floating))
@@ -320,7 +317,7 @@ def _options(options: Mapping[Any, Any]) -> dict[str, Any]:
             "inexact": isinstance(value, bool),
         }.get(name, True)
         if not is_right:
-            raise ValueError(f"{name}={value!r:.100} must be like {OPTIONS[name]}")
+            raise ValueError(f"{name}={value!r:.100} must be like {name}={_OPTIONS[name]}")
     if "dtype" in given:
         given["dtype"] = _dtype(given["dtype"])
     if "scales" in given:

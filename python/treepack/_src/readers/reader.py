@@ -376,6 +376,17 @@ class Place(NamedTuple):
             value = names[part]
         return positions
 
+    def abstract(self, **options: Any) -> Any:
+        """Assembles the tree, with descriptions of arrays; takes options of `_core.assemble`."""
+        return core.assemble(
+            self.catalog.read(self.value, copy=None, threads=None, abstract=True),
+            self.catalog.record,
+            placeholders=True,
+            at=self.positions(),
+            parts=self.parts,
+            **options,
+        )
+
     def state(self, leaf: ReadLeaf, marks: core.Marks | None = None) -> Any:
         children = self.catalog.children(self.value)
         if not children and marks is not None and self.value not in marks:
