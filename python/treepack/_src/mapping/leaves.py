@@ -38,18 +38,15 @@ def check_equal(path: str, names: Sequence[str], one: Any, other: Any) -> None:
 
     `names` are the paths of their parts in the tree.
     """
-    keys = [Key.of(leaf) for leaf in (one, other)]
-    arrays = [
-        np.asarray(leaf) if key is None else key.on_host()
-        for key, leaf in zip(keys, (one, other), strict=True)
-    ]
-    kinds = [
-        (key and key.impl, array.dtype, array.shape)
-        for key, array in zip(keys, arrays, strict=True)
-    ]
-    if kinds[0] != kinds[1] or arrays[0].tobytes() != arrays[1].tobytes():
+    if _kind_and_bytes(one) != _kind_and_bytes(other):
         raise TreepackError(
             f"two leaves of the tree, {' and '.join(map(printable, names))}, are "
             f"{printable(path)} in the file, and differ: tie them, or give each a path of its own "
             "in mapping="
         )
+
+
+def _kind_and_bytes(leaf: Any) -> tuple[str | None, np.dtype[Any], Shape, bytes]:
+    key = Key.of(leaf)
+    array = np.asarray(leaf) if key is None else key.on_host()
+    return key and key.impl, array.dtype, array.shape, array.tobytes()
