@@ -100,17 +100,18 @@ def write_stream(
             file.write(Encoding(align=16).plain([_paths.parts(key), value]).to_bytes(threads=None))
 
 
-@contextlib.contextmanager
-def spooled(tree: Any, path: Address) -> Iterator[Any]:
+def spooled(tree: Any, path: Address) -> contextlib.AbstractContextManager[Any]:
     """Collects the leaves of an iterator into a tree; yields another tree unchanged.
 
     Large arrays of an iterator stay in a temporary file inside the block.
     """
-    if not isinstance(tree, Iterator):
-        yield tree
-        return
+    return _spooled(tree, path) if isinstance(tree, Iterator) else contextlib.nullcontext(tree)
+
+
+@contextlib.contextmanager
+def _spooled(leaves: Iterator[tuple[Any, Any]], path: Address) -> Iterator[Any]:
     with path.spool() as file:
-        yield _collected(tree, file, path)
+        yield _collected(leaves, file, path)
 
 
 # A key path as JAX prints it, with a key in brackets.
