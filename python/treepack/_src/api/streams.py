@@ -101,10 +101,7 @@ def write_stream(
 
 
 def spooled(tree: Any, path: Address) -> contextlib.AbstractContextManager[Any]:
-    """Collects the leaves of an iterator into a tree; yields another tree unchanged.
-
-    Large arrays of an iterator stay in a temporary file inside the block.
-    """
+    """Makes a tree of an iterator, with large arrays in a temporary file inside the block."""
     return _spooled(tree, path) if isinstance(tree, Iterator) else contextlib.nullcontext(tree)
 
 

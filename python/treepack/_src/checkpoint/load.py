@@ -213,8 +213,8 @@ def _warn_of_structs(target: Any, corrupt: Collection[str]) -> None:
     structs = {_paths.text(parts) for parts, leaf in leaves_of(target, ()) if _jax.is_struct(leaf)}
     if stay := [path for path in corrupt if path in structs]:
         warn(
-            f"jax.ShapeDtypeStructs stay in the tree, since {listed(stay)} damaged: pass a "
-            "template with arrays to keep theirs"
+            f"jax.ShapeDtypeStructs stay in the tree, since {listed(stay, len(stay))} damaged: "
+            "pass a template with arrays to keep theirs"
         )
 
 

@@ -117,11 +117,7 @@ _HEADERS: dict[tuple[int, int], Callable[[Any], Any]] = {
 
 
 class Encoded(ComputedWhole):
-    """An array in the encoding of NumPy.
-
-    Attributes:
-      read: Takes an offset and a number of bytes, and returns bytes of its file.
-    """
+    """`read` takes an offset and a number of bytes."""
 
     def __init__(self, header: Header, read: Callable[..., bytes]):
         super().__init__(header.shape, header.dtype.newbyteorder("="))
@@ -137,7 +133,7 @@ class Encoded(ComputedWhole):
 
 
 def encoded(header: Header, read: Callable[..., bytes], strings: Strings) -> Any:
-    """Returns an array that is read when it is used; lists of strings, which are read now."""
+    """Strings are read now."""
     array = Encoded(header, read)
     if not header.is_text:
         return array

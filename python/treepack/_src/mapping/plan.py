@@ -448,8 +448,8 @@ class Planner:
         return None if leaf is None or leaf.dtype is None else leaf.shape
 
 
+# The axes, their sizes, and the positions of the sources and of the results.
 _Solved = tuple[list[str], dict[str, int], tuple[Part, ...], tuple[Part, ...]]
-"""The axes, their sizes, and the positions of the sources and of the results."""
 
 _Solve = Callable[
     [tuple[Shape, ...], tuple[Shape | None, ...], tuple[tuple[str, int], ...]], _Solved

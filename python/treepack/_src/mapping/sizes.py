@@ -46,8 +46,8 @@ def expanded(rule: Rule, shape: Shape) -> Rule:
     return dataclasses.replace(rule, here=side(rule.here), there=side(rule.there))
 
 
+# Axes of unknown sizes, their product, and for errors the group and its array.
 _Equation = tuple[tuple[str, ...], int, Group, str]
-"""Axes of unknown sizes, their product, and for errors the group and its array."""
 
 
 def axis_of(rule: Rule, side: Side, name: str, number: int) -> str | int:

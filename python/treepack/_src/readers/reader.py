@@ -377,7 +377,7 @@ class Place(NamedTuple):
         return positions
 
     def abstract(self, **options: Any) -> Any:
-        """Assembles the tree, with descriptions of arrays; takes options of `_core.assemble`."""
+        """Takes options of `_core.assemble`."""
         return core.assemble(
             self.catalog.read(self.value, copy=None, threads=None, abstract=True),
             self.catalog.record,

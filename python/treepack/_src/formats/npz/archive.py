@@ -113,6 +113,7 @@ def read_npz(content: core.Content, max_size: int | None) -> dict[str, Any]:
                 continue
             if name in arrays:
                 raise _ArchiveError("two arrays in the archive have this name")
+            # Newer versions of zipfile compare its end with the next one, of a damaged place.
             arrays[name] = _member(content, archive, _alone(member), strings)
     except _TooLargeError:
         raise
@@ -126,7 +127,7 @@ def read_npz(content: core.Content, max_size: int | None) -> dict[str, Any]:
 
 
 def _alone(member: zipfile.ZipInfo) -> zipfile.ZipInfo:
-    """Returns a copy without the place of the next member, which may be a damaged one."""
+    """Returns a copy without the place of the next member."""
     import zipfile
 
     alone = zipfile.ZipInfo(member.orig_filename)
@@ -244,13 +245,13 @@ class StoredMember(Computed):
 
 
 class Refused(Encoded):
-    """The bytes of a member that is damaged or not supported; `read` raises the error."""
+    """A damaged or unsupported member; `read` raises the error."""
 
 
 def _read(
     archive: zipfile.ZipFile, member: zipfile.ZipInfo, start: int = 0, nbytes: int = 0
 ) -> bytes:
-    """Compares the whole member with its CRC."""
+    """Compares the member with its CRC."""
     try:
         return _range(archive, member, start, nbytes)
     except Exception as error:  # of zipfile and zlib
