@@ -8,7 +8,6 @@ import itertools
 import os
 import re
 import shlex
-import zipfile
 from typing import Any
 
 from treepack._src import formats
@@ -75,6 +74,8 @@ def _inside(source: Any) -> str:
             file, path = text[:end], text[end + 1 :].removeprefix("select=")
             if not path:
                 return f"is it {file!r}?"
+            import zipfile  # takes milliseconds of the start of every program
+
             if formats.of_suffix(file) is None and zipfile.is_zipfile(file):
                 return f"{file!r} is an archive: is it {f'zip://{path}::{file}'!r}?"
             command = f"treepack ls {shlex.quote(file)} {shlex.quote(path)}"
