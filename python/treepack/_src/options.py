@@ -538,6 +538,8 @@ def restoring(strict: Strict, copy: bool | None = None, threads: int | None = No
 
 @dataclasses.dataclass(kw_only=True)
 class Selection(_Options):
+    """With `drops`, not an option, damaged leaves count as missing."""
+
     select: Any = None
     exclude: Any = None
     mapping: Any = None
@@ -547,6 +549,7 @@ class Selection(_Options):
     verify: bool = False
     on_corrupt: OnCorrupt = "error"
     return_report: bool = False
+    drops: bool = False
 
     def check(self, target: Any) -> None:
         if target is not None:

@@ -390,9 +390,9 @@ class Tree(Hinting, Mapping[str, Any]):
         reading = Reading.of(options)
         together = sharing(target, reading, Sharing.of(options))
         reader = self._place.reader
-        drops = reader.salvages and not selection.verify and "on_corrupt" not in options
+        selection.drops = reader.salvages and not selection.verify and "on_corrupt" not in options
         with naming(reader.given), together as group:
-            return load_part(self._place, target, selection, reading, group, drops=drops)
+            return load_part(self._place, target, selection, reading, group)
 
     @advised
     def abstract(

@@ -108,15 +108,8 @@ def load_file(
 
 
 def load_part(
-    place: Place,
-    target: Any,
-    selection: Selection,
-    reading: Reading,
-    group: Together | None,
-    *,
-    drops: bool = False,
+    place: Place, target: Any, selection: Selection, reading: Reading, group: Together | None
 ) -> Any:
-    """Loads a part; with `drops`, of an open damaged file, damaged leaves count as missing."""
     reading.check(target)
     check_is_tree(target)
     selection.check(target)
@@ -124,7 +117,7 @@ def load_part(
     if separator and mapping is None and _is_flat(target, separator):
         if group is None:
             with contextlib.suppress(TreepackError):  # raised again below, with the target's paths
-                return _load_nested(place, target, separator, selection, reading, drops)
+                return _load_nested(place, target, separator, selection, reading)
         mapping = _by_name(separator)
     if mapping is not None:
         record = place.catalog.record
@@ -136,7 +129,7 @@ def load_part(
         place = Place(MappedReader(place, mapping, Leaf.by_path(target)), 0, [])
     if selection.on_corrupt == "skip":
         place = place._replace(reader=place.reader.salvaging())
-    choice = _choose(place, target, selection, reading, drops)
+    choice = _choose(place, target, selection, reading)
     if choice.corrupt and not (choice.has_leaves(place) or selection.return_report):
         stays = "the result is empty" if target is None else "the target stays as it is"
         warn(f"{place.reader.name} has no intact leaf to load, so {stays}")
@@ -147,7 +140,7 @@ def load_part(
         if target is None:
             place.reader.check_has_no_code(place.parts, choice.selector.selects)
     if target is not None:
-        if drops and selection.missing == "error":
+        if selection.drops and selection.missing == "error":
             ours = {_paths.text(parts) for parts, _ in leaves_of(target, ())}
             if bad := [path for path in choice.corrupt if path in ours]:
                 raise CorruptionError(
@@ -178,7 +171,7 @@ def load_part(
         partial.has_function = place.reader.has_function
         if selection.mismatched == "target":
             partial.skipped.update(place.reader.unfit())
-    partial.skipped.update(() if drops else choice.corrupt, choice.mismatched)
+    partial.skipped.update(() if selection.drops else choice.corrupt, choice.mismatched)
     convert = converter(reading, may_change=place.reader.may_change, group=group)
     if convert is not None and selection.return_report:
         convert = partial.watching(convert)
@@ -252,12 +245,7 @@ def _is_flat(target: Any, separator: str) -> bool:
 
 
 def _load_nested(
-    place: Place,
-    target: dict[str, Any],
-    separator: str,
-    selection: Selection,
-    reading: Reading,
-    drops: bool,
+    place: Place, target: dict[str, Any], separator: str, selection: Selection, reading: Reading
 ) -> dict[str, Any]:
     """Loads a flat target as nested dicts of the file's keys; a TreepackError if that fails."""
     given = (selection.select, selection.exclude, reading.sharding)
@@ -266,8 +254,7 @@ def _load_nested(
     if selection.unexpected is None:  # as for mapping=
         more: Unexpected = "error" if reading.strict == "exact" else "ignore"
         selection = dataclasses.replace(selection, unexpected=more)
-    nested = _nested(place, target, separator)
-    loaded = load_part(place, nested, selection, reading, None, drops=drops)
+    loaded = load_part(place, _nested(place, target, separator), selection, reading, None)
     return {
         name: functools.reduce(dict.__getitem__, name.split(separator), loaded) for name in target
     }
@@ -349,9 +336,7 @@ class _Choice(NamedTuple):
         return self.marks is None or any(leaf in self.marks for leaf in leaves)
 
 
-def _choose(
-    place: Place, target: Any, selection: Selection, reading: Reading, drops: bool
-) -> _Choice:
+def _choose(place: Place, target: Any, selection: Selection, reading: Reading) -> _Choice:
     catalog = place.catalog
     selector = Selector(selection.select)
     marks = selector.mark(catalog, place.value)
@@ -373,7 +358,7 @@ def _choose(
         _check_begins(selector.patterns, target)
     corrupt: dict[int, str] = {}
     unverified: dict[int, str] = {}
-    if drops:
+    if selection.drops:
         corrupt = _damaged(place, marks)
     elif selection.verifies:
         corrupt, unverified = _corrupt(place, marks, selection, reading)
