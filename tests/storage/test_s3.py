@@ -140,6 +140,28 @@ def test_requests_of_a_directory(server: s3.Server) -> None:
     assert count(server) <= 6
 
 
+def test_requests_of_a_repository(server: s3.Server) -> None:
+    """Other files in it, such as of a tokenizer, cost none."""
+    url, options = server.url("requests/repository"), server.options
+    arrays = {f"layer{number}": np.full(1000, number) for number in range(4)}
+    more = {"format": "safetensors", "max_shard_size": 16_000}
+    treepack.save(url, arrays, storage_options=options, **more)
+    for name in ("config.json", "tokenizer.json", "vocab.json"):
+        Address.of(f"{url}/{name}", options).write_bytes(b"{}", durable=False)
+    count(server)
+    same(treepack.load(url, storage_options=options), arrays)
+    paths = [request.path for request in server.proxy.requests]
+    assert len(paths) <= 7, "file or directory, manifest, listing, index, two files"
+
+    def fault(request: s3.Request) -> Any:
+        return 500 if "delimiter" in request.path else None
+
+    server.proxy.fault = fault
+    for verb in (treepack.load, treepack.is_checkpoint):
+        with pytest.raises(OSError, match="list request"):
+            verb(url, storage_options=options)
+
+
 def test_requests_of_a_series(server: s3.Server) -> None:
     """Each listing is requested once."""
     url, options = server.url("requests/series"), server.options

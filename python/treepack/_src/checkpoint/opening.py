@@ -13,6 +13,7 @@ from treepack._src.sharded.files import FILE, MANIFEST
 from treepack._src.sharded.reading import ShardedReader
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Openable, Opened
+from treepack._src.storage.foreign import WithoutManifest
 from treepack.errors import (
     CorruptionError,
     DamagedFileError,
@@ -75,13 +76,14 @@ def open_reader(
         return ShardedReader(source, **options)
     except NewerVersionError:
         raise
-    except NoManifestError as error:
-        names, has_checkpoint = error.names, error.is_above
-        opening = formats.in_directory(source, names, has_checkpoint=has_checkpoint)
+    except NoManifestError:
+        found = WithoutManifest(source, MANIFEST)
+        opening = formats.in_directory(source, found.names, found.has_checkpoint)
         if opening is None:
-            if salvage == "alone" and not has_checkpoint and any(map(FILE.fullmatch, names)):
+            has_shards = any(map(FILE.fullmatch, found.names))
+            if salvage == "alone" and has_shards and not found.has_checkpoint():
                 return ShardsReader(source, lost=f"{MANIFEST} is missing", **options)
-            raise
+            raise found.error() from None
     except DecodeError as error:
         if not salvage:
             raise

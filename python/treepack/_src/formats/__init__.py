@@ -71,12 +71,12 @@ class Format:
         raise NotImplementedError
 
     def find(
-        self, path: Any, names: Sequence[str], *, has_checkpoint: bool
+        self, path: Any, names: Sequence[str], has_checkpoint: Callable[[], bool]
     ) -> Callable[..., Any] | None:
         """Returns a function that opens a directory, of the options of a `Reader`.
 
-        `has_checkpoint` if a subdirectory is a sharded one. Raises a DecodeError for a directory of
-        this format that is not a checkpoint.
+        `has_checkpoint` looks for a sharded one in subdirectories. Raises a DecodeError for a
+        directory of this format that is not a checkpoint.
         """
         return None
 
@@ -152,10 +152,10 @@ def of_content(data: core.Content | Buffer) -> Format | None:
 
 
 def in_directory(
-    path: Any, names: Sequence[str], *, has_checkpoint: bool
+    path: Any, names: Sequence[str], has_checkpoint: Callable[[], bool]
 ) -> Callable[..., Any] | None:
     for each in known():
-        if (opening := each.find(path, names, has_checkpoint=has_checkpoint)) is not None:
+        if (opening := each.find(path, names, has_checkpoint)) is not None:
             return opening
     return None
 

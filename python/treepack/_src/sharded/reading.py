@@ -36,7 +36,6 @@ from treepack._src.sharded.files import DIGEST_BYTES, MANIFEST, ShardFile, proce
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Opened
 from treepack._src.storage.fetch import fetching
-from treepack._src.storage.foreign import without_manifest
 from treepack._src.storage.naming import naming
 from treepack._src.storage.store import ConditionError
 from treepack._src.tasks import Task, run
@@ -80,14 +79,6 @@ def unless_replaced(work: Callable[[], T]) -> T:
 _ATTEMPTS = 50
 
 
-def _without_manifest(source: Address) -> NoManifestError:
-    """Made here so that no frame of its traceback holds the directory."""
-    text, names, is_above = without_manifest(source, MANIFEST)
-    error = NoManifestError(f"the directory has no {MANIFEST}: {text}")
-    error.names, error.is_above = names, is_above
-    return error
-
-
 class ShardedReader(Files):
     format = "treepack, a sharded directory"
     is_one_file = False
@@ -129,7 +120,7 @@ class ShardedReader(Files):
         try:
             data = self._place(MANIFEST).read_bytes()
         except FileNotFoundError:
-            raise _without_manifest(source) from None
+            raise NoManifestError(f"the directory has no {MANIFEST}") from None
         try:
             manifest = core.Manifest.decode(data, max_size=self._max_size)
         except NewerVersionError:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
-from typing import Any
 
 import treepack._core as core
 from treepack._src import formats
@@ -12,7 +11,7 @@ from treepack._src.options import Buffer
 from treepack._src.printable import printable
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Opened
-from treepack.errors import TreepackError
+from treepack.errors import NoManifestError, TreepackError
 
 # The maximum number of names in an error.
 _MOST_NAMES = 5
@@ -59,7 +58,7 @@ def _below(path: Address, manifest: str, look: Look) -> Address | None:
 def _is_checkpoint(path: Address, manifest: str, look: Look) -> bool:
     try:
         if names := look(path):
-            opening = formats.in_directory(path, names, has_checkpoint=False)
+            opening = formats.in_directory(path, names, lambda: False)
             return manifest in names or opening is not None
         if path.is_special():
             return False
@@ -77,10 +76,24 @@ def _steps(names: list[str]) -> dict[int, str]:
     return {int(match[1]): name for name in names if (match := _STEP.fullmatch(name))}
 
 
-def without_manifest(path: Address, manifest: str) -> tuple[str, list[str], bool]:
-    look: Any = functools.cache(Address.names)  # each directory is listed once
-    inside = _contained(path, manifest, look)
-    return _directory_text(path, inside, manifest, look), look(path), inside is not None
+class WithoutManifest:
+    """A directory without a manifest, and the checkpoint that it contains, if any."""
+
+    def __init__(self, path: Address, manifest: str):
+        self._path, self._manifest = path, manifest
+        self.names = names = sorted(entry.name for entry in path.listed() or ())
+        # Each directory is listed once.
+        self._look: Look = functools.cache(lambda at: names if at == path else at.names())
+        self._inside = functools.cache(functools.partial(_contained, path, manifest, self._look))
+
+    def has_checkpoint(self) -> bool:
+        return self._inside() is not None
+
+    def error(self) -> NoManifestError:
+        text = _directory_text(self._path, self._inside(), self._manifest, self._look)
+        error = NoManifestError(f"the directory has no {self._manifest}: {text}")
+        error.names, error.is_above = self.names, self.has_checkpoint()
+        return error
 
 
 def _directory_text(path: Address, inside: Address | None, manifest: str, look: Look) -> str:
@@ -100,11 +113,9 @@ def _directory_text(path: Address, inside: Address | None, manifest: str, look: 
             return described
     if not names:
         return (
-            "it is empty, or its save has not finished: pass the path of a save, or wait until "
-            "this one returns"
+            "it is empty, may not be listed, or its save has not finished: pass the path of a "
+            "save, or of a file, or wait until this save returns"
         )
-    if formats.in_directory(path, names, has_checkpoint=False) is not None:
-        return "another format"  # which will be read, so that this is no error
     if (below := _below(path, manifest, look)) is not None:
         return f"it contains a checkpoint: load {below.shown!r}"
     more = ", …" if len(names) > _MOST_NAMES else ""

@@ -18,11 +18,12 @@ class Orbax(Format):
     rank = 1  # it looks into subdirectories
 
     def find(
-        self, path: Address, names: Sequence[str], *, has_checkpoint: bool
+        self, path: Address, names: Sequence[str], has_checkpoint: Callable[[], bool]
     ) -> Callable[..., Any] | None:
         """Finds the only item of a directory; in a step, also one of `treepack.orbax`."""
-        item = step_item(path, names) if has_checkpoint else item_in(path)
-        reader = ShardedReader if has_checkpoint else OrbaxReader
+        is_ours = has_checkpoint()
+        item = step_item(path, names) if is_ours else item_in(path)
+        reader = ShardedReader if is_ours else OrbaxReader
         return None if item is None else functools.partial(reader, item)
 
     def describe(self, path: Address, look: Look) -> str | None:

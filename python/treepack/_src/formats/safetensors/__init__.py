@@ -42,10 +42,10 @@ class Safetensors(Format):
         return SafetensorsReader(source, opened, **options)
 
     def find(
-        self, path: Address, names: Sequence[str], *, has_checkpoint: bool
+        self, path: Address, names: Sequence[str], has_checkpoint: Callable[[], bool]
     ) -> Callable[..., Any] | None:
         is_one = any(has_suffix(name, SUFFIXES) for name in names)
-        return functools.partial(RepositoryReader, path) if is_one else None
+        return functools.partial(RepositoryReader, path, names) if is_one else None
 
     def check(self, path: Address, export: Export, options: Mapping[str, Any]) -> None:
         for name, reason in _NOT_HERE.items():

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import treepack._core as core
@@ -83,7 +83,11 @@ class RepositoryReader(UncheckedReader, ShardedReader):
     separator = SEPARATOR
     has_types = False
 
-    def __init__(self, source: Openable, *, salvage: bool = False, **options: Any):
+    def __init__(
+        self, source: Address, names: Sequence[str] = (), *, salvage: bool = False, **options: Any
+    ):
+        """`names` are of all files in a directory."""
+        self._names = names
         self._lost: list[DamagedFileError] | None = [] if salvage else None
         super().__init__(source, salvage=salvage, **options)
         self.nbytes = sum(nbytes for _, nbytes, _ in self._expected)
@@ -105,9 +109,9 @@ class RepositoryReader(UncheckedReader, ShardedReader):
         if has_suffix(source, (INDEX_SUFFIX,)):
             name = os.path.basename(self._path)  # noqa: PTH119
             self._path = self._path.beside("")
-        names = [] if has_suffix(source) else self._path.names()
-        index = _read_index(self._path, names, name, self._lose)
-        files = sorted(set(index.values())) or _files_in(names, self._lose)
+            self._names = self._path.names()
+        index = _read_index(self._path, self._names, name, self._lose)
+        files = sorted(set(index.values())) or _files_in(self._names, self._lose)
         if not files and has_suffix(source):
             files = [_ITSELF]
         self._opened = opened = self._open_all(files)
@@ -270,7 +274,7 @@ _NUMBERED = re.compile(r"(.*)-(\d{5,})-of-(\d{5,})\.safetensors")
 _ADAPTER = "adapter_model.safetensors"
 
 
-def _files_in(names: list[str], lose: Callable[[DamagedFileError], None]) -> list[str]:
+def _files_in(names: Sequence[str], lose: Callable[[DamagedFileError], None]) -> list[str]:
     """Returns the safetensors files of a directory without an index.
 
     Variants and other models beside `model.safetensors`, or beside its parts, and adapters beside
@@ -296,7 +300,7 @@ def _files_in(names: list[str], lose: Callable[[DamagedFileError], None]) -> lis
 
 
 def _read_index(
-    path: Address, names: list[str], given: str | None, lose: Callable[[DamagedFileError], None]
+    path: Address, names: Sequence[str], given: str | None, lose: Callable[[DamagedFileError], None]
 ) -> dict[str, str]:
     indices = [name for name in names if name.endswith(INDEX_SUFFIX)]
     if given is not None or INDEX in indices:
