@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import http.server
 import io
+import json
 import os
 import socket
 import threading
@@ -86,6 +87,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     treepack.save(folder / "saved", TREE, metadata={"step": 1})
     treepack.save(folder / "packed", TREE, compress=True)
     (folder / "flax").write_bytes(serialization.to_bytes(TREE))
+    arrays: Any = {"a": np.arange(2000), "b": np.arange(2000)}
+    treepack.save(folder / "repo", arrays, format="safetensors", max_shard_size=20_000)
+    index = {"weight_map": {"a": "../saved"}}
+    (folder / "repo" / "bad.safetensors.index.json").write_text(json.dumps(index))
     handler = functools.partial(Handler, directory=str(folder))
     with servers.Server(handler) as found:
         yield found.url
@@ -112,6 +117,18 @@ def test_few_requests(server: str, name: str, to_open: int, to_take: int) -> Non
     np.testing.assert_array_equal(part["layer_7"]["kernel"], TREE["layer_7"]["kernel"])
     if name != "flax":
         assert treepack.abstract(f"{server}/{name}")["layer_1"]["bias"].shape == (3,)
+
+
+def test_a_repository_is_read_by_the_url_of_its_index(server: str) -> None:
+    """Web servers list nothing."""
+    url = f"{server}/repo/model.safetensors.index.json"
+    found = treepack.load(url)
+    np.testing.assert_array_equal([found["a"], found["b"]], [np.arange(2000)] * 2)
+    assert treepack.verify(url).ok
+    with pytest.raises(treepack.DecodeError, match=r"names \.\./saved, which is not"):
+        treepack.load(f"{server}/repo/bad.safetensors.index.json")
+    with pytest.raises(treepack.NoManifestError, match=r"may not be listed.*of a file"):
+        treepack.load(f"{server}/repo/")
 
 
 def test_a_range_of_elements_takes_one_request(monkeypatch: pytest.MonkeyPatch) -> None:

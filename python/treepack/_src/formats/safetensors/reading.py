@@ -84,9 +84,14 @@ class RepositoryReader(UncheckedReader, ShardedReader):
     has_types = False
 
     def __init__(
-        self, source: Address, names: Sequence[str] = (), *, salvage: bool = False, **options: Any
+        self,
+        source: Address,
+        names: Sequence[str] | None = None,
+        *,
+        salvage: bool = False,
+        **options: Any,
     ):
-        """`names` are of all files in a directory."""
+        """`names` are of all files in a directory, if they are known."""
         self._names = names
         self._lost: list[DamagedFileError] | None = [] if salvage else None
         super().__init__(source, salvage=salvage, **options)
@@ -109,16 +114,18 @@ class RepositoryReader(UncheckedReader, ShardedReader):
         if has_suffix(source, (INDEX_SUFFIX,)):
             name = os.path.basename(self._path)  # noqa: PTH119
             self._path = self._path.beside("")
-            self._names = self._path.names()
-        index = _read_index(self._path, self._names, name, self._lose)
-        files = sorted(set(index.values())) or _files_in(self._names, self._lose)
-        if not files and has_suffix(source):
+        names, is_file = self._names, has_suffix(source)
+        if names is None and (name or not is_file):
+            names = _names_in(self._path)
+        index = _read_index(self._path, names, name, self._lose)
+        files = sorted(set(index.values())) or _files_in(names or (), self._lose)
+        if not files and is_file:
             files = [_ITSELF]
         self._opened = opened = self._open_all(files)
         if self._lost:
             index = _those_in(opened, index)
-        names = [*index] or [row[0] for _, header in opened.values() for row in header.arrays()]
-        self._beginnings = _beginnings(names)
+        arrays = [*index] or [row[0] for _, header in opened.values() for row in header.arrays()]
+        self._beginnings = _beginnings(arrays)
         metadata: dict[str, str] = {}
         for _, header in opened.values():
             metadata.update(header.metadata or {})
@@ -299,13 +306,22 @@ def _files_in(names: Sequence[str], lose: Callable[[DamagedFileError], None]) ->
     return files
 
 
+def _names_in(path: Address) -> list[str] | None:
+    """Returns `None` if the directory may not be listed, as of a web server."""
+    entries = path.listed()
+    return None if entries is None else [entry.name for entry in entries]
+
+
 def _read_index(
-    path: Address, names: Sequence[str], given: str | None, lose: Callable[[DamagedFileError], None]
+    path: Address,
+    names: Sequence[str] | None,
+    given: str | None,
+    lose: Callable[[DamagedFileError], None],
 ) -> dict[str, str]:
-    indices = [name for name in names if name.endswith(INDEX_SUFFIX)]
+    indices = [name for name in names or () if name.endswith(INDEX_SUFFIX)]
     if given is not None or INDEX in indices:
         indices = [given or INDEX]
-    elif not indices or WHOLE in names:
+    elif not indices or WHOLE in (names or ()):
         return {}
     if len(indices) > 1:
         raise NoManifestError(
@@ -323,10 +339,11 @@ def _read_index(
     there, missing = {"": names}, set()
     for file in sorted(set(files.values())):
         folder, _, name = file.rpartition("/")
-        if folder not in there:
-            is_inside = {"", ".", ".."}.isdisjoint(folder.split("/"))
-            there[folder] = (path / folder).names() if is_inside else []
-        if name not in there[folder]:
+        is_inside = {"", ".", ".."}.isdisjoint(file.split("/"))
+        if is_inside and folder not in there:
+            there[folder] = None if names is None else _names_in(path / folder) or []
+        listed = there[folder] if is_inside else ()
+        if listed is not None and name not in listed:
             text = f"{indices[0]} names {file}, which is not in the directory: download it, too"
             lose(DamagedFileError(text))
             missing.add(file)
