@@ -71,7 +71,7 @@ OTHERS = {
 OTHERS |= {"_condition", "_waiters", "_done_callbacks", "_register_atexit", "_error_context"}
 OTHERS |= {"_parent", "_join", "_mapper", "_STATE_DICT_REGISTRY"}
 # Our own, which public classes keep out of sight: the core calls it, too.
-OTHERS |= {"_deferred", "_now"}
+OTHERS |= {"_ahead", "_deferred", "_now"}
 # Of open files, for other rooms.
 OTHERS |= {"_at", "_in_layout"}
 

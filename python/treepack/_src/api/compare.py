@@ -16,13 +16,14 @@ from treepack._src.api.digest import check_is_one
 from treepack._src.checkpoint.file import Tree, open
 from treepack._src.leaves.prng import Key
 from treepack._src.mapping.leaves import Leaf
-from treepack._src.options import check
+from treepack._src.options import StorageOptions, check
 from treepack._src.paths import PathBudget
 from treepack._src.printable import MOST_ROWS, count_text, kind_text, path_end, printable
 from treepack._src.readers.reader import LazyArray
 from treepack._src.readers.statistics import pairs
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import is_source
+from treepack._src.storage.fetch import fetching_arrays
 
 
 class Difference(NamedTuple):
@@ -114,6 +115,7 @@ def diff(
     stats: bool = False,
     mapping: Any = None,
     max_size: int | None = None,
+    storage_options: StorageOptions = None,
 ) -> Differences:
     """Compares names, shapes, dtypes, values and static data of two checkpoints or trees.
 
@@ -130,6 +132,7 @@ def diff(
       mapping: A `Mapping`, or its rules, by which `one` is read, as a tree of the layout of
         `other`.
       max_size: The maximum decompressed bytes of each; see `load`.
+      storage_options: For URLs; see `save`.
 
     Returns:
       The differences, each with `path`, `kind` and `text`.
@@ -143,6 +146,9 @@ def diff(
     check("rtol", rtol)
     check("atol", atol)
     check("stats", stats)
+    one, other = (Address.further(each, storage_options) for each in (one, other))
+    if storage_options is not None and not any(map(_is_remote, (one, other))):
+        Address.or_data(one, storage_options)  # an error
     with _opened(one, max_size) as left, _opened(other, max_size) as right:
         theirs = dict(right.leaves())
         differences = Differences()
@@ -156,12 +162,13 @@ def diff(
         ours = _by_names(dict(left.leaves()), right)
         theirs = _by_names(theirs, left)
         paths = dict.fromkeys([*ours, *theirs])
-        for path in paths:
-            pair = ours.get(path, _NOTHING), theirs.get(path, _NOTHING)
-            if _is_empty(path, pair[0], left, right) or _is_empty(path, pair[1], right, left):
-                continue
-            if (text := _difference(*pair, rtol, atol)) is not None:
-                differences.append(Difference(path, *text))
+        both = [(path, ours.get(path, _NOTHING), theirs.get(path, _NOTHING)) for path in paths]
+        with fetching_arrays(each for _, *pair in both if _are_compared(*pair) for each in pair):
+            for path, mine, their in both:
+                if _is_empty(path, mine, left, right) or _is_empty(path, their, right, left):
+                    continue
+                if (text := _difference(mine, their, rtol, atol)) is not None:
+                    differences.append(Difference(path, *text))
         differences.leaves = len(paths)
         differences.extend(_static(left, right))
         if stats:
@@ -188,13 +195,17 @@ def _by_names(leaves: dict[str, Any], file: Tree) -> dict[str, Any]:
 
 def _changes(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Change]:
     by_module: dict[str, Change] = {}
+    alike: dict[str, tuple[LazyArray, LazyArray]] = {}
     for path, array in one.items():
-        match = other.get(path)
-        if not isinstance(array, LazyArray) or not isinstance(match, LazyArray):
-            continue
-        if array.shape == match.shape and all(map(_dtypes.has_numbers, (array.dtype, match.dtype))):
+        match: Any = other.get(path)
+        if _are_compared(array, match) and all(
+            _dtypes.has_numbers(it.dtype) for it in (array, match)
+        ):
+            alike[path] = array, match
+    with fetching_arrays(each for pair in alike.values() for each in pair):
+        for path, pair in alike.items():
             module = _paths.text(_paths.parts(path)[:-1])
-            by_module.setdefault(module, Change()).add(array, match)
+            by_module.setdefault(module, Change()).add(*pair)
     return by_module
 
 
@@ -210,12 +221,15 @@ def _static(one: Tree, other: Tree) -> Iterator[Difference]:
         yield Difference(path, "static", " and ".join(both))
 
 
+def _is_remote(source: Any) -> bool:
+    return isinstance(source, Address) and not source.is_local
+
+
 @contextlib.contextmanager
 def _opened(source: Any, max_size: int | None) -> Iterator[Tree]:
     if isinstance(source, Tree):
         yield source
         return
-    source = Address.or_data(source)
     if not is_source(source):
         check_is_one(source)
         source = dumps(source)
@@ -224,6 +238,11 @@ def _opened(source: Any, max_size: int | None) -> Iterator[Tree]:
 
 
 _NOTHING = object()
+
+
+def _are_compared(left: Any, right: Any) -> bool:
+    are_arrays = isinstance(left, LazyArray) and isinstance(right, LazyArray)
+    return are_arrays and left.shape == right.shape
 
 
 def _difference(left: Any, right: Any, rtol: float, atol: float) -> tuple[str, str] | None:

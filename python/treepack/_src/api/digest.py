@@ -21,6 +21,7 @@ from treepack._src.readers.reader import LazyArray, Reader
 from treepack._src.sharded.reading import unless_replaced
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Opened, is_source
+from treepack._src.storage.fetch import fetching_arrays
 from treepack._src.storage.naming import naming
 from treepack.errors import CorruptionError, MissingPathError
 
@@ -151,6 +152,7 @@ def digest_of(tree: Tree, threads: int | None, *, reads_stored: bool = False) ->
         heads: dict[str, tuple[bytes, int]] = {}
         digests: dict[str, bytes] = {}
         together: dict[str, LazyArray] = {}
+        apart: dict[str, LazyArray] = {}
         for path, leaf in tree.leaves():
             head, data = _parts(leaf)
             if isinstance(data, LazyArray):
@@ -161,13 +163,16 @@ def digest_of(tree: Tree, threads: int | None, *, reads_stored: bool = False) ->
                 elif type(data) is LazyArray and data.reader.is_local:
                     together[path] = data
                 else:
-                    digests[path] = _of_windows(data, threads)
+                    apart[path] = data
             else:
                 heads[path] = _of_bytes(head + data), 0
                 digests[path] = bytes(16)
         joined = core.digests([*together.values()], threads=threads)
         for number, path in enumerate(together):
             digests[path] = joined[16 * number : 16 * (number + 1)]
+        with fetching_arrays(apart.values()):
+            for path, array in apart.items():
+                digests[path] = _of_windows(array, threads)
         return Digest(
             _Leaves(
                 (path, core.join_digests(head, digests[path], nbytes).hex())

@@ -341,7 +341,10 @@ def _copy(
             _export(format, place, *copy.exported(format), export, options)(progress)
             return
         writing = Writing.of(options)
-        place.save(copy.layout(place, writing), writing, progress)
+        with copy.fetching():
+            layout = copy.layout(place, writing)
+        with copy.fetching():
+            place.save(layout, writing, progress)
 
 
 def _name_beside(base: Any, place: Address) -> str:

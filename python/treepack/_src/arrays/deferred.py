@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,10 @@ class Deferred:
     def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
         raise NotImplementedError
 
+    def _ahead(self) -> Iterable[Any]:
+        """Returns the ranges of remote files that reading it takes."""
+        return ()
+
 
 class Computed(Deferred):
     def __init__(
@@ -54,10 +58,12 @@ class Computed(Deferred):
         shape: tuple[int, ...],
         dtype: np.dtype[Any],
         flat_range: Callable[[int, int], np.ndarray],
+        source: Deferred | None = None,
     ):
         self.shape = shape
         self.dtype = dtype
         self._flat_range = flat_range
+        self._source = source
 
     def _read(self, start: int, length: int) -> Buffer:
         itemsize = self.dtype.itemsize
@@ -70,6 +76,9 @@ class Computed(Deferred):
     def _elements(self, start: int, stop: int) -> np.ndarray:
         return self._flat_range(start, stop)
 
+    def _ahead(self) -> Iterable[Any]:
+        return () if self._source is None else self._source._ahead()
+
     def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
         return core.Content.elsewhere(self._read, self.nbytes, _NEAR_BYTES), [(0, self.nbytes)]
 
@@ -78,7 +87,7 @@ class ComputedWhole(Computed):
     """Computed whole when its first bytes are read, and dropped after its last."""
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]):
-        self.shape, self.dtype = shape, dtype
+        self.shape, self.dtype, self._source = shape, dtype, None
         self._array: np.ndarray | None = None
         self._left = 0
         self._lock = threading.Lock()

@@ -28,7 +28,7 @@ from treepack._src.mapping.leaves import Leaf, check_equal
 from treepack._src.mapping.moving import Made, RowBlocks, Source
 from treepack._src.mapping.plan import Fault
 from treepack._src.mapping.ruleset import Rest, Rules, RuleSet
-from treepack._src.options import Reading, Status, Tell
+from treepack._src.options import Reading, Status, StorageOptions, Tell
 from treepack._src.printable import printable, shortened, warn
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.readers.boxed import BoxedArray, aligned
@@ -111,12 +111,15 @@ class Mapping(RuleSet):
         super().__init__(rules, rest, sizes)
 
     @advised
-    def check(self, target: Any, source: Openable) -> None:
+    def check(
+        self, target: Any, source: Openable, *, storage_options: StorageOptions = None
+    ) -> None:
         """Checks that a file fits the rules and a target, by its headers.
 
         Args:
           target: A template, as for `load`.
           source: A file, as for `open`.
+          storage_options: See `save`.
 
         Raises:
           TreepackError: If there are leaves without a tensor, tensors without a rule (not with
@@ -126,7 +129,7 @@ class Mapping(RuleSet):
             raise TypeError(
                 f"the target comes first, as in check(target, source), got target={target!r:.100}"
             )
-        source = Address.or_data(source)
+        source = Address.or_data(source, storage_options)
         with naming(source), contextlib.closing(open_reader(source)) as reader:
             mapped = MappedReader(Place(reader, 0, []), self, Leaf.by_path(target))
             there, faults = mapped.there or {}, [*mapped.plan.faults, *mapped.unlike()]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ from treepack._src.printable import count_text, jsonable, printable
 from treepack._src.pytree.state_dict import leaves_of, map_leaves
 from treepack._src.readers.reader import LazyArray, Place, Reader
 from treepack._src.storage.address import Address
+from treepack._src.storage.fetch import fetching_arrays
 from treepack._src.storage.naming import naming
 from treepack.errors import (
     SALVAGE_ADVICE,
@@ -177,6 +179,9 @@ class Copy(NamedTuple):
         )
         return encoding.plain(self.tree)
 
+    def fetching(self) -> AbstractContextManager[None]:
+        return fetching_arrays(leaf for _, leaf in leaves_of(self.tree, ()))
+
     def exported(self, format: Format) -> tuple[Leaves, Mapping[str, str] | None]:
         tree = self.tree
         if format.separators and self.name is not None and not isinstance(tree, (dict, list)):
@@ -249,7 +254,8 @@ def _cast(tree: Any, dtype: np.dtype[Any]) -> Any:
             _dtypes.cast(elements, target, path, remedy="or choose a dtype= of a larger range")
             return target
 
-        return Computed(leaf.shape, dtype, flat_range)
+        source = leaf if isinstance(leaf, Deferred) else None
+        return Computed(leaf.shape, dtype, flat_range, source)
 
     return below(tree, _paths.Trail())
 

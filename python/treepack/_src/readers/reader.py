@@ -540,6 +540,10 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
     def ahead(self, box: Sequence[range]) -> Iterator[RemoteRange]:
         return self.ranges(bounds_of(box))
 
+    def _ahead(self) -> Iterator[RemoteRange]:
+        whole = [*map(range, self.shape)]
+        return iter(()) if self.reader.is_local else self.ahead(whole)
+
     def view(self) -> np.ndarray | None:
         if not self.reader.is_local or self.reader.is_file_object:
             return None

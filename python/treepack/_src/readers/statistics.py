@@ -10,6 +10,7 @@ import numpy as np
 from treepack._src import dtypes as _dtypes
 from treepack._src.advice import Hinting
 from treepack._src.options import check
+from treepack._src.storage.fetch import fetching_arrays
 
 # The number of elements that are read at a time, and in a block: computing takes eight times the
 # memory of small elements.
@@ -75,12 +76,13 @@ def _magnitudes(array: Any) -> Iterator[np.ndarray]:
 
 
 def _native_blocks(array: Any) -> Iterator[np.ndarray]:
-    for start in range(0, array.size, _READ):
-        elements = array.flat_range(start, min(array.size, start + _READ))
-        if _dtypes.is_packed(elements.dtype):
-            elements = elements.view(np.uint8)
-        for at in range(0, elements.size, _BLOCK):
-            yield elements[at : at + _BLOCK]
+    with fetching_arrays([array]):
+        for start in range(0, array.size, _READ):
+            elements = array.flat_range(start, min(array.size, start + _READ))
+            if _dtypes.is_packed(elements.dtype):
+                elements = elements.view(np.uint8)
+            for at in range(0, elements.size, _BLOCK):
+                yield elements[at : at + _BLOCK]
 
 
 def _as_floats(elements: np.ndarray) -> np.ndarray:

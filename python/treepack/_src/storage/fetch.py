@@ -14,11 +14,14 @@ import zlib
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from threading import Condition
+from typing import Any
 
 import numpy as np
 
 import treepack._core as core
+from treepack._src.arrays.deferred import Deferred
 from treepack._src.forks import Locked
 from treepack._src.options import Buffer
 from treepack._src.storage.foresight import Foresight
@@ -334,3 +337,9 @@ def fetching(wanted: Iterable[RemoteRange]) -> Iterator[None]:
             flight.stop()
         for blocks, fetches in requests.items():
             blocks.forget(fetches)
+
+
+def fetching_arrays(arrays: Iterable[Any]) -> AbstractContextManager[None]:
+    """Fetches the remote ones as `fetching` does."""
+    deferred = (array for array in arrays if isinstance(array, Deferred))
+    return fetching(each for array in deferred for each in array._ahead())

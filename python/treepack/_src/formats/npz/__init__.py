@@ -13,6 +13,7 @@ from treepack._src.options import Export, Progress, Writing
 from treepack._src.printable import printable
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Openable, Opened
+from treepack._src.storage.fetch import fetching_arrays
 from treepack.errors import TreepackError
 
 _MAX_NAME = (1 << 16) - 1 - len(".npy")
@@ -46,7 +47,11 @@ class Npz(Format):
         arrays = named(leaves, export.separator)
 
         def write(_: Progress) -> None:
-            with path.replacing() as file, zipfile.ZipFile(file, "w", allowZip64=True) as archive:
+            with (
+                path.replacing() as file,
+                zipfile.ZipFile(file, "w", allowZip64=True) as archive,
+                fetching_arrays(arrays.values()),
+            ):
                 for name, array in arrays.items():
                     if "\0" in name or len(name.encode()) > _MAX_NAME:
                         raise TreepackError(

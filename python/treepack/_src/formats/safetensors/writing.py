@@ -51,6 +51,7 @@ from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.registry.code import is_code
 from treepack._src.sharded.files import MANIFEST
 from treepack._src.storage.address import Address
+from treepack._src.storage.fetch import fetching_arrays
 from treepack.errors import BusyError, CorruptionError, TreepackError, UnserializableLeafError
 
 _PLAIN = (bool, int, float, complex, str, bytes)
@@ -290,13 +291,15 @@ class Save:
                 tell(before + done, total)
 
         for at in self._mine:
-            layout = self._layouts.pop(at, None)
+            part, layout = self._parts[at], self._layouts.pop(at, None)
             if layout is None:
-                layout = self._parts[at].layout(snapshot=False)
+                with fetching_arrays(part.arrays.values()):
+                    layout = part.layout(snapshot=False)
             place = self._path if self._is_file else self._path / names[at]
-            place.save(layout, self._writing, each)
+            with fetching_arrays(part.arrays.values()):
+                place.save(layout, self._writing, each)
             del layout
-            before += self._parts[at].nbytes
+            before += part.nbytes
 
 
 def _check_free(path: Address, names: set[str]) -> None:
