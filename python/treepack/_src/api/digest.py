@@ -167,10 +167,10 @@ def digest_of(tree: Tree, threads: int | None, *, reads_stored: bool = False) ->
             else:
                 heads[path] = _of_bytes(head + data), 0
                 digests[path] = bytes(16)
-        joined = core.digests([*together.values()], threads=threads)
-        for number, path in enumerate(together):
-            digests[path] = joined[16 * number : 16 * (number + 1)]
-        with fetching_arrays(apart.values()):
+        with fetching_arrays([*together.values(), *apart.values()]):
+            joined = core.digests([*together.values()], threads=threads)
+            for number, path in enumerate(together):
+                digests[path] = joined[16 * number : 16 * (number + 1)]
             for path, array in apart.items():
                 digests[path] = _of_windows(array, threads)
         return Digest(

@@ -341,7 +341,7 @@ def _copy(
             _export(format, place, *copy.exported(format), export, options)(progress)
             return
         writing = Writing.of(options)
-        with copy.fetching():
+        with copy.fetching(lays=True):
             layout = copy.layout(place, writing)
         with copy.fetching():
             place.save(layout, writing, progress)

@@ -47,23 +47,26 @@ class Deferred:
     def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
         raise NotImplementedError
 
-    def _ahead(self) -> Iterable[Any]:
-        """Returns the ranges of remote files that reading it takes."""
+    def _ahead(self, *, lays: bool) -> Iterable[Any]:
+        """Returns the ranges of remote files that reading it or, with `lays`, `_deferred` reads."""
         return ()
 
 
 class Computed(Deferred):
+    ranges: Callable[[], Iterable[Any]] = tuple
+    """Returns the ranges of remote files that computing it reads."""
+
     def __init__(
         self,
         shape: tuple[int, ...],
         dtype: np.dtype[Any],
         flat_range: Callable[[int, int], np.ndarray],
-        source: Deferred | None = None,
+        ranges: Callable[[], Iterable[Any]] = tuple,
     ):
         self.shape = shape
         self.dtype = dtype
         self._flat_range = flat_range
-        self._source = source
+        self.ranges = ranges
 
     def _read(self, start: int, length: int) -> Buffer:
         itemsize = self.dtype.itemsize
@@ -76,8 +79,8 @@ class Computed(Deferred):
     def _elements(self, start: int, stop: int) -> np.ndarray:
         return self._flat_range(start, stop)
 
-    def _ahead(self) -> Iterable[Any]:
-        return () if self._source is None else self._source._ahead()
+    def _ahead(self, *, lays: bool) -> Iterable[Any]:
+        return () if lays else self.ranges()
 
     def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
         return core.Content.elsewhere(self._read, self.nbytes, _NEAR_BYTES), [(0, self.nbytes)]
@@ -87,7 +90,7 @@ class ComputedWhole(Computed):
     """Computed whole when its first bytes are read, and dropped after its last."""
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]):
-        self.shape, self.dtype, self._source = shape, dtype, None
+        self.shape, self.dtype = shape, dtype
         self._array: np.ndarray | None = None
         self._left = 0
         self._lock = threading.Lock()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import treepack._core as core
@@ -43,6 +43,7 @@ from treepack._src.sharded.files import warn_of_part
 from treepack._src.sharded.reading import unless_replaced
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Openable, content_of
+from treepack._src.storage.fetch import fetching_arrays
 from treepack._src.storage.naming import naming
 from treepack.errors import (
     CorruptionError,
@@ -460,10 +461,22 @@ def _damaged(place: Place, marks: core.Marks | None) -> dict[int, str]:
     reader = place.reader
     reader.remember()  # exactly the compared bytes are loaded
     is_found_by_reading = bool(reader.inflated or reader.format)
+    leaves = {
+        value: (path, [*place.parts, *_paths.parts(path)])
+        for path, value in PathBudget().all(reader.catalog.leaves(place.value))
+        if marks is None or value in marks
+    }
+
+    def arrays() -> Iterator[LazyArray]:
+        for value, (_, parts) in leaves.items():
+            with contextlib.suppress(CorruptionError, DecodeError):
+                kind = reader.kind(value, parts)
+                if kind[0] == "array":
+                    yield reader.array(value, parts, kind)
+
     damaged = {}
-    for path, value in PathBudget().all(reader.catalog.leaves(place.value)):
-        if marks is None or value in marks:
-            parts = [*place.parts, *_paths.parts(path)]
+    with fetching_arrays(arrays()):
+        for value, (path, parts) in leaves.items():
             try:
                 reader.compare(value, parts)
                 leaf = reader.leaf(value, parts)

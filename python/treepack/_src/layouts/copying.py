@@ -8,8 +8,9 @@ Arrays are read when they are written, since files may be larger than memory.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -155,7 +156,10 @@ class Copy(NamedTuple):
         return paths
 
     def cast(self, dtype: np.dtype[Any] | None) -> Copy:
-        return self if dtype is None else self._replace(tree=_cast(self.tree, dtype))
+        if dtype is None:
+            return self
+        with self.fetching(lays=True):
+            return self._replace(tree=_cast(self.tree, dtype))
 
     def layout(self, path: Address, writing: Writing) -> core.Layout:
         """Lays out a file of msgpack in the form of its suffix.
@@ -179,8 +183,8 @@ class Copy(NamedTuple):
         )
         return encoding.plain(self.tree)
 
-    def fetching(self) -> AbstractContextManager[None]:
-        return fetching_arrays(leaf for _, leaf in leaves_of(self.tree, ()))
+    def fetching(self, *, lays: bool = False) -> AbstractContextManager[None]:
+        return fetching_arrays((leaf for _, leaf in leaves_of(self.tree, ())), lays=lays)
 
     def exported(self, format: Format) -> tuple[Leaves, Mapping[str, str] | None]:
         tree = self.tree
@@ -254,8 +258,10 @@ def _cast(tree: Any, dtype: np.dtype[Any]) -> Any:
             _dtypes.cast(elements, target, path, remedy="or choose a dtype= of a larger range")
             return target
 
-        source = leaf if isinstance(leaf, Deferred) else None
-        return Computed(leaf.shape, dtype, flat_range, source)
+        ranges: Callable[[], Iterable[Any]] = tuple
+        if isinstance(leaf, Deferred):
+            ranges = functools.partial(leaf._ahead, lays=False)
+        return Computed(leaf.shape, dtype, flat_range, ranges)
 
     return below(tree, _paths.Trail())
 

@@ -20,7 +20,7 @@ from treepack._src.registry.code import is_code
 from treepack._src.registry.definitions import plain_parts
 from treepack._src.registry.nodes import Recorder
 from treepack._src.storage.address import Address
-from treepack._src.storage.content import Opened, is_source, not_a_base
+from treepack._src.storage.content import Opened, is_source
 from treepack._src.storage.naming import naming
 
 Base = core.Layout | core.Content | core.Catalog
@@ -50,11 +50,11 @@ def base_of(
         reader = base._at().reader
         with naming(reader.given):
             if reader.is_patch:
-                raise not_a_base("a patch itself")
+                raise Opened.not_a_base("a patch itself")
             if reader.is_mapped:
-                raise not_a_base("an open file with a mapping")
+                raise Opened.not_a_base("an open file with a mapping")
             if reader.format is not None:
-                raise not_a_base(f"a checkpoint of {reader.format}")
+                raise Opened.not_a_base(f"a checkpoint of {reader.format}")
         return reader.catalog
     if isinstance(base, Base):
         return base

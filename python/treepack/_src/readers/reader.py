@@ -254,6 +254,14 @@ class Reader:
         places = (catalog.leaf(leaf)[2:4] for leaf in leaves)
         return fetching(self.file_ranges(places))
 
+    def ahead(self, array: LazyArray, *, lays: bool) -> Iterable[RemoteRange]:
+        is_boxed = type(array) is not LazyArray
+        if self.is_local or (lays and is_boxed and not self.is_summed):
+            return ()
+        # Boxes are compared with their checksums before they are copied; others by their headers.
+        is_whole = is_boxed or not lays
+        return array.ahead([range(size if is_whole else 0) for size in array.shape])
+
     def file_ranges(self, ranges: Iterable[tuple[int, int]]) -> Iterator[RemoteRange]:
         content = self._content  # read once, as in `catalog`
         if content is not None and self._blocks is not None:
@@ -540,9 +548,8 @@ class LazyArray(Hinting, ArrayLike, Deferred, metaclass=Completing):  # type: ig
     def ahead(self, box: Sequence[range]) -> Iterator[RemoteRange]:
         return self.ranges(bounds_of(box))
 
-    def _ahead(self) -> Iterator[RemoteRange]:
-        whole = [*map(range, self.shape)]
-        return iter(()) if self.reader.is_local else self.ahead(whole)
+    def _ahead(self, *, lays: bool) -> Iterable[RemoteRange]:
+        return self.reader.ahead(self, lays=lays)
 
     def view(self) -> np.ndarray | None:
         if not self.reader.is_local or self.reader.is_file_object:

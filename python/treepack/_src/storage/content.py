@@ -17,7 +17,7 @@ from treepack._src.forks import Locked
 from treepack._src.options import Buffer, Opening, Tell, progress_bar
 from treepack._src.storage import remote as _remote
 from treepack._src.storage.address import Address
-from treepack._src.storage.fetch import Blocks
+from treepack._src.storage.fetch import Blocks, fetching
 from treepack._src.storage.naming import naming
 from treepack._src.storage.urls import shown
 from treepack.errors import (
@@ -47,13 +47,6 @@ _GZIP = b"\x1f\x8b"
 
 Openable = Address | Any
 """An address, a bytes-like object, or a file object that can seek."""
-
-
-def not_a_base(form: str) -> TreepackError:
-    return TreepackError(
-        f"the base is {form}: pass the tree that treepack.load returns for it as base=, or one "
-        "file of treepack or flax that was saved without base="
-    )
 
 
 @overload
@@ -212,6 +205,11 @@ def _name_of_base(patch: core.Content, *, salvage: bool) -> tuple[str, DecodeErr
             raise lost from None
 
 
+# The maximum number of bytes of a patch, or of its base, to fetch at once: as many are buffered
+# while a remote file is read.
+_MOST_FETCHED = 512 << 20
+
+
 class Opened(NamedTuple):
     """Data that are read in parts.
 
@@ -267,7 +265,7 @@ class Opened(NamedTuple):
         opening = Opening(base=base, max_size=max_size)
         # Names in a stream without intact blocks may be garbled, which the checksums do not cover.
         salvage = salvage and opened.damage is None
-        content, damage = _joined(opened.content, opening, place or source, salvage=salvage)
+        content, damage = _joined(opened.fetched(), opening, place or source, salvage=salvage)
         damage = opened.damage or damage
         return cls(content, damage, content.nbytes, nbytes=opened.nbytes, is_patch=True)
 
@@ -295,15 +293,32 @@ class Opened(NamedTuple):
             if isinstance(source, Address) and source.is_special():
                 raise DecodeError("it is not a regular file")
             try:
-                content = cls.of(source, max_size=max_size, join=False, salvage=salvage).content
+                opened = cls.of(source, max_size=max_size, join=False, salvage=salvage)
+                content = opened.fetched()
             except IsADirectoryError:
-                raise not_a_base("a directory") from None
+                raise cls.not_a_base("a directory") from None
             if core.is_patch(content):
-                raise not_a_base("a patch itself")
+                raise cls.not_a_base("a patch itself")
             if (format := formats.of_content(content)) is not None:
-                raise not_a_base(format.title)
+                raise cls.not_a_base(format.title)
             core.Catalog.open(content, salvage=salvage)
         return content
+
+    @staticmethod
+    def not_a_base(form: str) -> TreepackError:
+        return TreepackError(
+            f"the base is {form}: pass the tree that treepack.load returns for it as base=, or one "
+            "file of treepack or flax that was saved without base="
+        )
+
+    def fetched(self) -> core.Content:
+        """Returns the content, in memory if it is remote and small: joining reads all of it."""
+        blocks, content = self.blocks, self.content
+        nbytes = max(content.nbytes, self.nbytes)
+        if blocks is None or blocks.at_once == 1 or nbytes > _MOST_FETCHED:
+            return content
+        with fetching([(blocks, (0, blocks.length))]):
+            return content.in_memory(progress=None)
 
     @classmethod
     def record_of_patch(cls, source: Openable, max_size: int | None) -> bytes | None:

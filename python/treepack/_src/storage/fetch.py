@@ -26,7 +26,7 @@ from treepack._src.forks import Locked
 from treepack._src.options import Buffer
 from treepack._src.storage.foresight import Foresight
 from treepack._src.tasks import Task, Thread, started
-from treepack.errors import CorruptionError
+from treepack.errors import CorruptionError, TreepackError
 
 # The start and stop offset of a range of bytes.
 Range = tuple[int, int]
@@ -188,11 +188,12 @@ class Blocks(Locked):
             yield fetch
             start = fetch.stop
 
-    def expect(self, ranges: Iterable[Range]) -> list[Fetch]:
+    def expect(self, ranges: Iterable[Range], *, joins: bool = True) -> list[Fetch]:
         """Prepares requests, in the order of the file, which reads use until `forget`."""
+        near = self.near if joins else self._nearer
         last = self.length if self._end is None else self.length - len(self._end)
         ranges = [(start, min(stop, last)) for start, stop in ranges]
-        parts = [part for whole in joined(ranges, self.near) for part in parted(whole, _PART_BYTES)]
+        parts = [part for whole in joined(ranges, near) for part in parted(whole, _PART_BYTES)]
         with self.lock:
             fetches = [Fetch(self._fetch, *part) for part in parts if not self._fetched(part[0])]
             self._fetches = sorted([*self._fetches, *fetches], key=_START)
@@ -305,10 +306,11 @@ class _Flight:
 
 
 @contextlib.contextmanager
-def fetching(wanted: Iterable[RemoteRange]) -> Iterator[None]:
+def fetching(wanted: Iterable[RemoteRange], *, joins: bool = True) -> Iterator[None]:
     """Fetches ranges of files in threads while the caller reads them in the same order.
 
-    The stores, not the number of cores, limit the requests.
+    The stores, not the number of cores, limit the requests. With `joins`, gaps that take less than
+    a request are fetched, too; without it, only gaps that take less with many at a time.
     """
     wanted = [(blocks, extent) for blocks, extent in wanted if blocks.at_once > 1]
     if not wanted:  # such as for local files
@@ -317,7 +319,7 @@ def fetching(wanted: Iterable[RemoteRange]) -> Iterator[None]:
     ranges: dict[Blocks, list[Range]] = defaultdict(list)
     for blocks, extent in wanted:
         ranges[blocks].append(extent)
-    requests = {blocks: blocks.expect(some) for blocks, some in ranges.items()}
+    requests = {blocks: blocks.expect(some, joins=joins) for blocks, some in ranges.items()}
     order: dict[Fetch, None] = {}  # an ordered set
     mine = {fetch for fetches in requests.values() for fetch in fetches}
     for blocks, (start, stop) in wanted:
@@ -339,7 +341,13 @@ def fetching(wanted: Iterable[RemoteRange]) -> Iterator[None]:
             blocks.forget(fetches)
 
 
-def fetching_arrays(arrays: Iterable[Any]) -> AbstractContextManager[None]:
-    """Fetches the remote ones as `fetching` does."""
-    deferred = (array for array in arrays if isinstance(array, Deferred))
-    return fetching(each for array in deferred for each in array._ahead())
+def fetching_arrays(arrays: Iterable[Any], *, lays: bool = False) -> AbstractContextManager[None]:
+    """Fetches remote arrays while they are read or, with `lays`, laid out; see `fetching`."""
+
+    def ranges() -> Iterator[RemoteRange]:
+        for array in arrays:
+            if isinstance(array, Deferred):
+                with contextlib.suppress(TreepackError, OSError):  # reading it raises the error
+                    yield from array._ahead(lays=lays)
+
+    return fetching(ranges())

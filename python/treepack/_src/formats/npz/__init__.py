@@ -65,7 +65,7 @@ class Npz(Format):
         return write
 
     def tree_of(self, content: core.Content, separator: str, max_size: int | None) -> Any:
-        return nested(read_npz(content, max_size), separator), None
+        return nested(read_npz(Opened(content), max_size), separator), None
 
 
 FORMAT = Npz()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import functools
 import io
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from treepack._src.formats.numpy_arrays import (
 )
 from treepack._src.printable import printable
 from treepack._src.storage.content import Opened
+from treepack._src.storage.fetch import RemoteRange, fetching
 from treepack.errors import (
     SALVAGE_ADVICE,
     CorruptionError,
@@ -55,6 +56,9 @@ _STORED, _DEFLATED = 0, 8
 # The number of bytes behind a header that the core may read with it, at least.
 _AHEAD_BYTES = 32
 
+# The approximate size in bytes of the headers of a member, which are read through a buffer.
+_HEAD_BYTES = 8 << 10
+
 # The size in bytes of the blocks in which checksums are computed.
 _PART_BYTES = 8 << 20
 
@@ -80,7 +84,7 @@ def is_archive(content: core.Content) -> bool:
     return False
 
 
-def read_npz(content: core.Content, max_size: int | None) -> dict[str, Any]:
+def read_npz(opened: Opened, max_size: int | None) -> dict[str, Any]:
     """Reads the headers of an archive; arrays are read, and compared with their CRC, when used.
 
     Arrays of strings become lists now. Other members that no array of a tree can hold, such as
@@ -89,9 +93,9 @@ def read_npz(content: core.Content, max_size: int | None) -> dict[str, Any]:
     import zipfile  # takes milliseconds of the start of every program
 
     arrays: dict[str, Any] = {}
-    name = None
+    content, blocks, name = opened.content, opened.blocks, None
     try:
-        archive = zipfile.ZipFile(Opened(content).file())
+        archive = zipfile.ZipFile(opened.file())
         _check_count(content, archive)
         # Members inside each other would take the same bytes many times.
         packed = sum(member.compress_size for member in archive.infolist())
@@ -107,14 +111,22 @@ def read_npz(content: core.Content, max_size: int | None) -> dict[str, Any]:
         if max_size is not None and nbytes > max_size:
             raise _TooLargeError(f"the decompressed arrays exceed max_size={max_size} bytes")
         strings = Strings(content.nbytes)
-        for member in archive.infolist():
-            name = _name(member)
-            if member.is_dir():
-                continue
-            if name in arrays:
-                raise _ArchiveError("two arrays in the archive have this name")
-            # Newer versions of zipfile compare its end with the next one, of a damaged place.
-            arrays[name] = _member(content, archive, _alone(member), strings)
+        members = [member for member in archive.infolist() if not member.is_dir()]
+
+        def ranges(member: zipfile.ZipInfo, nbytes: int) -> Iterator[RemoteRange]:
+            start, stop = member.header_offset, member.header_offset + _HEAD_BYTES + nbytes
+            if blocks is not None and start < content.nbytes:
+                yield blocks, content.stored(start, min(stop, content.nbytes))
+
+        with fetching((each for it in members for each in ranges(it, 0)), joins=False):
+            for member in members:
+                name = _name(member)
+                if name in arrays:
+                    raise _ArchiveError("two arrays in the archive have this name")
+                # Newer versions of zipfile compare its end with the next one, of a damaged place.
+                arrays[name] = array = _member(content, archive, _alone(member), strings)
+                if isinstance(array, Computed):
+                    array.ranges = functools.partial(ranges, member, member.compress_size)
     except _TooLargeError:
         raise
     except Exception as error:  # zipfile may raise any type

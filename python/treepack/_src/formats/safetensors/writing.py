@@ -293,7 +293,7 @@ class Save:
         for at in self._mine:
             part, layout = self._parts[at], self._layouts.pop(at, None)
             if layout is None:
-                with fetching_arrays(part.arrays.values()):
+                with fetching_arrays(part.arrays.values(), lays=True):
                     layout = part.layout(snapshot=False)
             place = self._path if self._is_file else self._path / names[at]
             with fetching_arrays(part.arrays.values()):
