@@ -298,3 +298,37 @@ def test_a_load_reverts_a_save_or_one_of_them_is_refused(tree: Any, rules: Any, 
 def test_the_root_has_one_leaf() -> None:
     with pytest.raises(TreepackError, match=r"gives the root \. to a leaf"):
         saved({"w": at(1), "b": at(2)}, {"w": ".", "b": "c"})
+
+
+@pytest.mark.parametrize(
+    ("rules", "path"),
+    [
+        ({"new": "old"}, "old/y"),
+        ({"new/{i}": "old/{i}"}, "old/y"),
+        ({"new/{i:0..2}": "old.{i:4..6}"}, "old.5"),
+    ],
+)
+@pytest.mark.parametrize("rest", ["same", "skip", "error"])
+def test_a_leaf_that_a_used_rule_lacks_is_missing(rules: Any, path: str, rest: Any) -> None:
+    names = ["0", "1"] if "5" in path else ["x", "y"]
+    template = {"new": {name: at(0) for name in names}}
+    file = file_of({"old": {"4" if "5" in path else "x": at(1)}})
+    mapping = treepack.Mapping(rules, rest=rest)
+    found = f"new/{names[1]}: the file has no {path}, rule 'new"
+    with pytest.raises(TreepackError, match=found):
+        treepack.load(file, template, mapping=mapping)
+    with pytest.raises(TreepackError, match=found):
+        mapping.check(template, file)
+    loaded = treepack.load(file, template, mapping=mapping, missing="target")
+    check(loaded, {"new": {names[0]: at(1), names[1]: at(0)}})
+
+
+@pytest.mark.parametrize("is_flat", [True, False])
+def test_a_container_may_be_a_part_of_a_key(is_flat: bool) -> None:
+    tree = {"w": at(1), "state": {"scale": at(2), "of": {"x": at(3)}}}
+    rules = {"w": "l.w", "state": "l.w.quant"}
+    treepack.save("new", tree, mapping=rules)
+    flat = {"l.w": at(1), "l.w.quant.scale": at(2), "l.w.quant.of.x": at(3)}
+    file = file_of(flat) if is_flat else "new"
+    check(treepack.load(file, mapping=rules), tree)
+    check(treepack.load(file, tree, mapping=rules), tree)

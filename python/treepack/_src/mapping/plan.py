@@ -157,22 +157,34 @@ class Planner:
             return
         plan = self._plan
         known = {*plan.made, *plan.same, *(fault.path for fault in plan.faults)}
+        # By the path: the rule of the longest path there, and the path here.
+        lacking: dict[str, tuple[tuple[int, int], Rule, str]] = {}
         for rule in self._rules:
-            is_known, is_reached = rule.is_plain and rule not in plan.unused, False
+            is_reached, is_used = False, rule not in plan.unused
             for pattern in rule.there.patterns:
-                for values, path, _ in pattern.matches(self._wanted, above=rule.is_plain):
+                for values, path, end in pattern.matches(self._wanted, above=rule.is_plain):
                     is_reached = True
-                    if is_known:
-                        break
-                    if path not in known:
-                        texts = {name: f"{{{name}}}" for name in rule.here.indices}
-                        lacks = rule.here.patterns[0].fill({**texts, **values})
-                        plan.faults.append(
-                            Fault(path, f"the {rule.here.name} has no {lacks}, {rule.text}", True)
-                        )
-                        known.add(path)
-            if not is_reached and rule not in plan.unused:
+                    rank = end, -len(pattern.indices)
+                    if path in known or (path in lacking and rank <= lacking[path][0]):
+                        continue
+                    here = rule.here.patterns[0]
+                    below = ""
+                    if rule.is_plain and is_used:
+                        translated = _translated(values, pattern, here)
+                        if translated is None:  # out of the range
+                            continue
+                        values, below = translated, plain(_paths.parts(path))[end:].lstrip(".")
+                    texts = {name: f"{{{name}}}" for name in rule.here.indices}
+                    text = here.fill({**texts, **values})
+                    if below:
+                        separator = "." if "." in text and "/" not in text else "/"
+                        text = separator.join(filter(None, [text.strip("./"), below]))
+                    lacking[path] = rank, rule, text
+            if not is_reached and is_used:
                 plan.unreached.append(rule)
+        for path, (_, rule, text) in lacking.items():
+            fault = f"the {rule.here.name} has no {text}, {rule.text}"
+            plan.faults.append(Fault(path, fault, True))
 
     def _path(self, side: Side, pattern: Pattern, values: Mapping[str, str], *rest: str) -> str:
         text = pattern.fill(values)
@@ -188,15 +200,14 @@ class Planner:
         found: list[dict[str, str]] = []
         for values, path, end in pattern.matches(self._names, above=True):
             shared = _translated(values, pattern, other)
-            parts = _paths.parts(path)
-            count = _count_above(parts, end)
-            if shared is None or count is None:
+            if shared is None:
                 continue
             is_used = True
             found.append(values)
-            if self._wanted is None and [*parts[count:]] == ["value"] and self._is_alone(path):
-                parts = parts[:count]  # a variable of nnx means its value
-            new = self._path(rule.there, other, shared, *parts[count:])
+            below = _below(_paths.parts(path), end)
+            if self._wanted is None and below == ["value"] and self._is_alone(path):
+                below = []  # a variable of nnx means its value
+            new = self._path(rule.there, other, shared, *below)
             self._renames.append((rule, new, path))
         self._note_gaps(rule, found)
         return is_used
@@ -507,15 +518,16 @@ def _check_scaled(rule: Rule, dtype: np.dtype[Any]) -> None:
         raise SizesError(f"scale= and add= of {dtype} need dtype=, such as 'float32'")
 
 
-def _count_above(parts: Sequence[str], end: int) -> int | None:
-    if end == 0:
-        return 0
-    length = -1
-    for count, part in enumerate(parts, 1):
-        length += 1 + len(plain([part]))
+def _below(parts: Sequence[str], end: int) -> list[str]:
+    """Returns the keys below a match, which may end at a dot in a key: `l.weight.absmax`."""
+    length = -1 if end else 0
+    for count, part in enumerate(parts):
         if length == end:
-            return count
-    return None
+            return [*parts[count:]]
+        length += 1 + len(part)
+        if length > end:
+            return [*part[end - length + 1 :].split("."), *parts[count + 1 :]]
+    return []
 
 
 def _numbers(
