@@ -323,6 +323,25 @@ def test_a_leaf_that_a_used_rule_lacks_is_missing(rules: Any, path: str, rest: A
     check(loaded, {"new": {names[0]: at(1), names[1]: at(0)}})
 
 
+def test_a_leaf_that_another_rule_takes_is_not_unexpected() -> None:
+    tree = {"emb": at(1), "norm": at(2), "head": np.ones((2, 3))}
+    file = file_of({"model": tree})
+    template = {"body": {"emb": at(0), "norm": at(0)}, "head": np.zeros((3, 2))}
+    rules = {
+        "body": "model",
+        "head": ("model.head", "a b -> b a"),
+        "body/emb/x": "model.norm",
+        "other": ("model.head", "a b"),
+    }
+    mapping = treepack.Mapping(rules)
+    mapping.check(template, file)
+    loaded = treepack.load(file, template, mapping=mapping, unexpected="error")
+    check(loaded, {"body": {"emb": at(1), "norm": at(2)}, "head": np.ones((3, 2))})
+    assert not treepack.diff(file, loaded, mapping=mapping)
+    with pytest.raises(TreepackError, match="body/head"):
+        treepack.load(file, {"body": template["body"]}, mapping=mapping, unexpected="error")
+
+
 @pytest.mark.parametrize("is_flat", [True, False])
 def test_a_container_may_be_a_part_of_a_key(is_flat: bool) -> None:
     tree = {"w": at(1), "state": {"scale": at(2), "of": {"x": at(3)}}}

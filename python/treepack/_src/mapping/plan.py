@@ -125,7 +125,22 @@ class Planner:
         plan.left.extend(path for path in self._here if path not in self._taken)
         self._note_missing()
         self._keep(rest)
+        self._drop_copies()
         return plan
+
+    def _drop_copies(self) -> None:
+        """A leaf that a leaf of the template has is not unexpected where another rule puts it."""
+        there, same, made = self._there, self._plan.same, self._plan.made
+        if there is None:
+            return
+        used = {same[new] for new in same.keys() & there.keys()}
+        used.update(path for new in made.keys() & there.keys() for path in made[new].assembly.paths)
+        for new in same.keys() - there.keys():
+            if same[new] in used:
+                del same[new]
+        for new in made.keys() - there.keys():
+            if used.issuperset(made[new].assembly.paths):
+                del made[new]
 
     def _keep(self, rest: str) -> None:
         plan = self._plan
