@@ -301,6 +301,23 @@ def test_the_root_has_one_leaf() -> None:
 
 
 @pytest.mark.parametrize(
+    ("select", "names"),
+    [("k", ["m/3/w", "m/4/w"]), ("n", ["n"]), ("b/1/**", ["c/6/w"]), ("b", ["c/5/w", "c/6/w"])],
+)
+def test_a_saved_selection_needs_no_other_leaves(select: str, names: list[str]) -> None:
+    tree = {"k": np.ones((2, 3)), "b": [{"w": at(1)}, {"w": at(2)}], "n": at(1)}
+    rules = {"k": ("m.{l:3..5}.w", "a -> l a"), "b/{l:0..2}/w": ("c.{l:5..7}.w", "a")}
+    treepack.save("whole", tree)
+    with treepack.open("whole") as file:
+        for whole in (tree, file):
+            treepack.save("new", whole, mapping=rules, select=select)
+            with treepack.open("new") as new:
+                assert [path for path, _ in new.leaves()] == names
+    with pytest.raises(TreepackError, match="matches nothing in the tree"):
+        treepack.save("new", tree, mapping={"q": "p"}, select=select)
+
+
+@pytest.mark.parametrize(
     ("rules", "path"),
     [
         ({"new": "old"}, "old/y"),

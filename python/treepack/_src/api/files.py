@@ -186,13 +186,14 @@ def save(
     format = formats.to_save(place, export)
     if format is not None:
         format.check(place, export, options)
+    whole = tree
     if isinstance(tree, Iterator):
         check_iterator(saved, background=background)
         saved.sharded = False
     else:
         tree = chosen(tree, saved.select, saved.exclude)
     if format is not None:
-        return _saved(format, place, tree, saved, export, options, background=background)
+        return _saved(format, place, tree, whole, saved, export, options, background=background)
     compress = place.compression(options.get("compress"))
     if saved.sharded is None:
         saved.sharded = is_distributed(tree)
@@ -210,8 +211,9 @@ def save(
     with spooled(tree, place) as tree:
         exchange = Alone(tree)
         if saved.mapping is not None:
+            folder = exchange_folder_of(place)
             exchange, tree = _mapped(
-                exchange_folder_of(place), tree, saved, writing.threads, snapshot=background
+                folder, tree, whole, saved, writing.threads, snapshot=background
             )
         if saved.sharded:
             together = exchange.sharded(place, tree, saved, writing, snapshot=background)
@@ -240,6 +242,7 @@ def _saved(
     format: Format,
     place: Address,
     tree: Any,
+    whole: Any,
     saved: Saved,
     export: Export,
     options: Any,
@@ -251,7 +254,7 @@ def _saved(
     threads, progress = options.get("threads"), options.get("progress")
     with spooled(tree, place) as tree:
         exchange, tree = _mapped(
-            format.exchange_folder(place), tree, saved, threads, snapshot=background
+            format.exchange_folder(place), tree, whole, saved, threads, snapshot=background
         )
         try:
             content = format.content_of(tree, saved)
@@ -265,13 +268,21 @@ def _saved(
 
 
 def _mapped(
-    folder: Address | None, tree: Any, saved: Saved, threads: int | None, *, snapshot: bool
+    folder: Address | None,
+    tree: Any,
+    whole: Any,
+    saved: Saved,
+    threads: int | None,
+    *,
+    snapshot: bool,
 ) -> tuple[Alone, Any]:
+    """`whole` is the tree before a selection."""
     exchange = exchange_of(folder, tree, saved, snapshot=snapshot, threads=threads)
     try:
         if saved.mapping is None:
             return exchange, exchange.tree
-        return exchange, _nested(mapped_leaves(exchange.tree, saved.mapping, snapshot=snapshot))
+        leaves = mapped_leaves(exchange.tree, whole, saved.mapping, snapshot=snapshot)
+        return exchange, _nested(leaves)
     except BaseException as error:
         exchange.abandon(error)
         raise
@@ -328,10 +339,10 @@ def _copy(
         options["compress"] = place.compression(options.get("compress"))
     copy = source if isinstance(source, Copy) else Copy.of(source)
     with copy.reading():
-        copy = copy.chosen(saved.select, saved.exclude)
+        whole, copy = copy.tree, copy.chosen(saved.select, saved.exclude)
         copy.check(place)
         if saved.mapping is not None:
-            tree = _nested(mapped_leaves(copy.tree, saved.mapping, snapshot=False))
+            tree = _nested(mapped_leaves(copy.tree, whole, saved.mapping, snapshot=False))
             copy = copy._replace(tree=tree, record=None)
         copy = copy.cast(saved.dtype)
         OneByOne(place).wait()

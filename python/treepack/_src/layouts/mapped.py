@@ -30,12 +30,14 @@ from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.readers.reader import LazyArray
 
 
-def mapped_leaves(tree: Any, mapping: Any, *, snapshot: bool) -> Leaves:
+def mapped_leaves(tree: Any, whole: Any, mapping: Any, *, snapshot: bool) -> Leaves:
+    """`whole` is the tree before a selection: rules of its other leaves are not mistakes."""
     leaves = {_paths.text(parts): leaf for parts, leaf in leaves_of(tree, ())}
     empty = (_paths.text(parts) for parts, is_leaf in ends_of(tree) if not is_leaf)
     leaves |= {path: {} for path in empty if path not in leaves}
     here = {path: Leaf.of(leaf) for path, leaf in leaves.items()}
-    plan = RuleSet.of(mapping).inverse().plan(here, None)
+    others = [_paths.text(parts) for parts, _ in leaves_of(whole, ()) if whole is not tree]
+    plan = RuleSet.of(mapping).inverse().plan(here, None, others)
     if plan.faults:
         raise Fault.error(plan.faults)
     plan.check_apart(lambda path: not isinstance(leaves[path], dict), "file")

@@ -102,10 +102,14 @@ class Planner:
         sizes: Mapping[str, Any],
         here: Mapping[str, Leaf],
         there: Mapping[str, Leaf] | None,
+        others: Iterable[str] = (),
     ):
-        """`there` are the leaves of a template, or `None`; `sizes` are from keywords."""
+        """`there` are the leaves of a template, or `None`; `sizes` are from keywords.
+
+        `others` are paths here that rules may match, of leaves that are not to be moved.
+        """
         self._rules, self._sizes, self._here, self._there = rules, sizes, here, there
-        self._names = LeafNames(here)
+        self._names, self._others = LeafNames(here), LeafNames(others)
         self._wanted = None if there is None else LeafNames(there)
         self._plan = Plan({}, {}, [], [], [], [], [], [], [])
         self._taken: set[str] = set()
@@ -118,7 +122,7 @@ class Planner:
         plan = self._plan
         for rule in self._rules:
             is_used = self._renamed(rule) if rule.is_plain else self._assembled(rule)
-            if not is_used:
+            if not is_used and next(self._unselected(rule), None) is None:
                 plan.unused.append(rule)
         self._rename()
         plan.ruled.extend(self._rule_of)
@@ -208,6 +212,11 @@ class Planner:
             parts = [part for piece in text.split(".") for part in _paths.parts(piece)]
         path = _paths.text([*parts, *rest])
         return path if self._wanted is None else self._wanted.find(path) or path
+
+    def _unselected(self, rule: Rule) -> Iterator[dict[str, str]]:
+        for pattern in rule.here.patterns:
+            for values, _, _ in pattern.matches(self._others, above=rule.is_plain):
+                yield values
 
     def _renamed(self, rule: Rule) -> bool:
         [pattern], [other] = rule.here.patterns, rule.there.patterns
@@ -350,7 +359,8 @@ class Planner:
         shared = [name for name in here.indices if name in there.indices]
         for name in shared if found and self._wanted is None else ():
             numbers = here.ranges.get(name) or there.ranges.get(name) or range(FAR)
-            present = {int(values[name]) for values in found if numbers.stop < FAR}
+            every = [*found, *self._unselected(rule)] if numbers.stop < FAR else ()
+            present = {int(at[name]) for at in every if _translated(at, here, there) is not None}
             if not present or len(present) == len(numbers):
                 continue
             lacking = next(number for number in numbers if number not in present)

@@ -60,12 +60,17 @@ class RuleSet(Hinting):
             inverse._rules = tuple(rule.inverse() for rule in self._rules)
         return inverse
 
-    def plan(self, here: Dict[str, Leaf], there: Dict[str, Leaf] | None) -> Plan:
-        """Raises if no rule has a match, and no leaf lacks for that."""
+    def plan(
+        self, here: Dict[str, Leaf], there: Dict[str, Leaf] | None, others: Iterable[str] = ()
+    ) -> Plan:
+        """Raises if no rule has a match, and no leaf lacks for that.
+
+        `others` are further paths here, of leaves that are not selected.
+        """
         rules = self._rules
         if self._function is not None:
             rules = self._called(here if self._is_inverse else there)
-        plan = Planner(rules, self._sizes, here, there).plan(self.rest)
+        plan = Planner(rules, self._sizes, here, there, others).plan(self.rest)
         is_unused = plan.unused and len(plan.unused) == len(rules)
         if is_unused and here and not any(fault.is_missing for fault in plan.faults):
             raise TreepackError(plan.unused[0].unmatched(here, there))
