@@ -76,6 +76,21 @@ def check(found: Any, expected: Any) -> None:
             {"l": {"v": np.ones((2, 3)), "w": at(2), "b": at(1)}},
             {"m": {"w": np.ones((3, 2)), "b": at(1)}},
         ),
+        (
+            {"m/{i}": ("l.{i}", "a -> a 1"), "m/1": ("special", "a -> 1 a")},
+            {"l": {"0": at(1, 2), "1": at(2, 2)}, "special": at(3, 2)},
+            {"m": {"0": at(1, 2)[:, None], "1": at(3, 2)[None]}},
+        ),
+        (
+            {"m/{i}": ("l.{i}", "a -> a 1"), "m/1": "special"},
+            {"l": {"0": at(1, 2), "1": at(2, 2)}, "special": at(3)},
+            {"m": {"0": at(1, 2)[:, None], "1": at(3)}},
+        ),
+        (
+            {"m/{n:0..1}": ("l", "n a -> a"), "m/1": ("special", "a -> 1 a"), "m/{i:2..}": "o/{i:2..}"},
+            {"l": at(1, 2)[None], "special": at(3, 2), "o": {"2": at(4)}},
+            {"m": {"0": at(1, 2), "1": at(3, 2)[None], "2": at(4)}},
+        ),
     ],
 )
 @pytest.mark.parametrize("turned", [False, True])
@@ -90,6 +105,17 @@ def test_the_rule_of_the_longer_path_takes_precedence(
         check(treepack.load(file_of(back), template, mapping=rules), tree)
         count = len(jax.tree.leaves(tree))
         assert len(jax.tree.leaves(back)) == count, "each leaf is written once"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_two_rules_of_one_rank_are_refused(way: Any) -> None:
+    tree = {"a": at(1, 2), "b": at(2, 2), "c": at(3, 2)}
+    rules = {
+        (first, second): (file, "n d -> d", {"along": "n"})
+        for first, second, file in (("a", "b", "x"), ("a", "c", "y"))
+    }
+    with pytest.raises(TreepackError, match=r"a: two rules take it: rule .*'x', .* rule .*'y'"):
+        way(tree, rules)
 
 
 @pytest.mark.parametrize("way", WAYS)

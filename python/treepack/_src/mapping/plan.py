@@ -117,6 +117,7 @@ class Planner:
         self._renames: list[tuple[Rule, str, str]] = []
         self._rule_of: dict[str, Rule] = {}
         self._counts: collections.Counter[str] | None = None
+        self._rules_of: dict[str, list[Rule]] | None = None
 
     def plan(self, rest: str) -> Plan:
         plan = self._plan
@@ -238,18 +239,11 @@ class Planner:
 
     def _rename(self) -> None:
         """The rule with the longest path in the tree counts: a leaf's precedes its container's."""
-        paths = [old if rule.there.is_file else new for rule, new, old in self._renames]
-        owners = self._owners(paths)
-        for (rule, new, old), path in zip(self._renames, paths, strict=True):
-            if owners[path] and rule not in owners[path]:
-                continue
-            if rule.there.is_file and len(owners[path]) > 1:
-                if rule is owners[path][0]:
-                    text = f"two rules take it: {rule.text}, and {owners[path][1].text}"
-                    self._plan.faults.append(Fault(path, text))
-                self._taken.add(old)
-                continue
-            self._add(rule, new, old)
+        to_file = any(rule.there.is_file for rule in self._rules)
+        owners = {} if to_file else self._owners([new for _, new, _ in self._renames])
+        for rule, new, old in self._renames:
+            if self._is_owned(rule, old) if to_file else rule in (owners[new] or [rule]):
+                self._add(rule, new, old)
 
     def _owners(self, paths: Sequence[str]) -> dict[str, list[Rule]]:
         names, best = LeafNames(dict.fromkeys(paths)), dict[str, tuple[int, int]]()
@@ -259,7 +253,11 @@ class Planner:
             for pattern in tree.patterns:
                 for values, path, end in pattern.matches(names, above=rule.is_plain):
                     shared = {name: values[name] for name in tree.indices if name in file.indices}
-                    if _translated(shared, pattern, file.patterns[0]) is None:
+                    spread = [name for name in tree.indices if name not in file.indices]
+                    if (
+                        _translated(shared, pattern, file.patterns[0]) is None
+                        or _numbers(values, spread, pattern) is None
+                    ):
                         continue
                     rank = end, -len(pattern.indices)
                     if rank > best.get(path, (-1, 0)):
@@ -268,13 +266,23 @@ class Planner:
                         owners[path].append(rule)
         return owners
 
+    def _is_owned(self, rule: Rule, path: str) -> bool:
+        """Whether no rule of a longer path, or with fewer indices, takes a leaf of the tree."""
+        if self._rules_of is None:
+            self._rules_of = self._owners([*self._here])
+        rules = self._rules_of[path]
+        if len(rules) > 1 and rule == rules[1]:
+            text = f"two rules take it: {rules[0].text}, and {rule.text}"
+            self._plan.faults.append(Fault(path, text))
+        return rule in rules[:1]
+
     def _is_alone(self, path: str) -> bool:
         if self._counts is None:
             self._counts = collections.Counter(path.rpartition("/")[0] for path in self._here)
         return self._counts[path.rpartition("/")[0]] == 1
 
     def _add(self, rule: Rule, new: str, made: Made | str) -> None:
-        """Two rules for one leaf of the tree are a mistake."""
+        """Two rules for one leaf of the tree are a mistake, unless one has fewer indices."""
         plan = self._plan
         if isinstance(made, str):
             self._taken.add(made)
@@ -285,14 +293,20 @@ class Planner:
             if rule.there.is_file:
                 plan.ties.append((new, made))
                 return
-            text = f"two rules make it: {self._rule_of[new].text}, and {rule.text}"
-            if self._rule_of[new] is rule and isinstance(made, str):
-                text = (
-                    f"{plan.same[new]} and {made} both fit: write the whole path of one, with ~1 "
-                    f"for a slash in a key; {rule.text}"
-                )
-            plan.faults.append(Fault(new, text))
-            return
+            other = self._rule_of[new]
+            if len(rule.there.indices) > len(other.there.indices):
+                return
+            if len(rule.there.indices) == len(other.there.indices):
+                text = f"two rules make it: {other.text}, and {rule.text}"
+                if other is rule and isinstance(made, str):
+                    text = (
+                        f"{plan.same[new]} and {made} both fit: write the whole path of one, with "
+                        f"~1 for a slash in a key; {rule.text}"
+                    )
+                plan.faults.append(Fault(new, text))
+                return
+            plan.made.pop(new, None)
+            plan.same.pop(new, None)
         self._rule_of[new] = rule
         if isinstance(made, str):
             plan.same[new] = made
@@ -307,6 +321,8 @@ class Planner:
         groups: dict[tuple[str, ...], list[dict[tuple[int, ...], str]]] = {}
         for number, pattern in enumerate(here.patterns):
             for values, path, _ in pattern.matches(self._names):
+                if there.is_file and not self._is_owned(rule, path):
+                    continue
                 numbers = _numbers(values, stacked, pattern)
                 same = _translated(
                     {name: values[name] for name in shared}, pattern, there.patterns[0]
