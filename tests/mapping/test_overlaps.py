@@ -248,6 +248,14 @@ def test_a_leaf_in_whose_place_is_another_is_a_difference() -> None:
     assert [(it.path, it.kind) for it in found] == [("b", "only in the first")]
 
 
+@pytest.mark.parametrize(("rest", "count"), [("same", 1), ("skip", 0)])
+def test_a_difference_is_not_in_leaves_that_are_left_out(rest: Any, count: int) -> None:
+    rules = treepack.Mapping({"b": "a"}, rest=rest)
+    file = file_of({"a": at(1), "c": at(2)})
+    assert len(treepack.diff(file, {"b": at(1)}, mapping=rules)) == count
+    assert len(treepack.diff(file, {"b": at(1), "d": at(1)}, mapping=rules)) == count + 1
+
+
 def test_ranges_have_equally_many_numbers() -> None:
     with pytest.raises(ValueError, match=r"the range of i has 5 numbers.*and 3 in"):
         treepack.Mapping({"m/{i:0..3}": "l/{i:0..5}"})

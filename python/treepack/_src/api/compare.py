@@ -152,14 +152,17 @@ def diff(
     with _opened(one, max_size) as left, _opened(other, max_size) as right:
         theirs = dict(right.leaves())
         differences = Differences()
+        skipped: set[str] = set()
         if mapping is not None:
             original = left
             left = left._in_layout(mapping, {path: Leaf.of(leaf) for path, leaf in theirs.items()})
             reader: Any = left._at().reader
+            skipped = reader.skipped()
             for path in reader.unexpected():  # another leaf has its path
                 unused = f"{_kind(original[path])}, which no rule takes"
                 differences.append(Difference(path, "only in the first", unused))
-        ours = _by_names(dict(left.leaves()), right)
+        ours = {path: leaf for path, leaf in left.leaves() if path not in skipped}
+        ours = _by_names(ours, right)
         theirs = _by_names(theirs, left)
         paths = dict.fromkeys([*ours, *theirs])
         both = [(path, ours.get(path, _NOTHING), theirs.get(path, _NOTHING)) for path in paths]

@@ -534,6 +534,12 @@ class MappedReader(Reader):
             return set()
         return {*(self.there or ())} - {*self.outcome, *(fault.path for fault in self.plan.faults)}
 
+    def skipped(self) -> set[str]:
+        """Returns the leaves of the file that are left out, which the template lacks as well."""
+        if self._mapping.rest != "skip":
+            return set()
+        return self.plan.same.keys() - {*self.plan.ruled, *(self.there or ())}
+
     def remember(self) -> None:
         self._place.reader.remember()
 
