@@ -244,7 +244,7 @@ def test_a_rule_that_does_not_fit_names_both_sides(rules: Any, template: Any, er
     target = None if template is None else {"t": template}
     with pytest.raises(TreepackError, match=error) as raised:
         treepack.load(treepack.dumps(FILE), target, mapping=rules)
-    assert "rule " in str(raised.value) or "cannot place" in str(raised.value)
+    assert "rule " in str(raised.value)
 
 
 def test_rules_that_a_template_does_not_need_may_be_unsolved() -> None:

@@ -87,7 +87,11 @@ def check(found: Any, expected: Any) -> None:
             {"m": {"0": at(1, 2)[:, None], "1": at(3)}},
         ),
         (
-            {"m/{n:0..1}": ("l", "n a -> a"), "m/1": ("special", "a -> 1 a"), "m/{i:2..}": "o/{i:2..}"},
+            {
+                "m/{n:0..1}": ("l", "n a -> a"),
+                "m/1": ("special", "a -> 1 a"),
+                "m/{i:2..}": "o/{i:2..}",
+            },
             {"l": at(1, 2)[None], "special": at(3, 2), "o": {"2": at(4)}},
             {"m": {"0": at(1, 2), "1": at(3, 2)[None], "2": at(4)}},
         ),

@@ -229,7 +229,7 @@ def _fitting(
     if selection.missing == "target":  # otherwise the leaves are a mismatch
         if reason := reader.unmatched():
             raise TreepackError(reason)
-        _check_reached(plan.ruled, reader.there or {})
+        _check_reached([*plan.ruled], reader.there or {})
     left = reader.left_out()
     structs = (parts for parts, leaf in leaves_of(target, ()) if left and _jax.is_struct(leaf))
     empty = [path for path in map(_paths.text, structs) if path in left and selector.selects(path)]

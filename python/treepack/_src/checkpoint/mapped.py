@@ -238,10 +238,14 @@ class MappedReader(Reader):
                 try:
                     _paths.put(tree, _paths.parts(path), leaf)
                 except TreepackError as error:
-                    raise TreepackError(
-                        f"{error}: a rule gives this path to a leaf, and another one the path "
-                        "above or below: change one of them"
-                    ) from error
+                    ruled = self.plan.ruled
+                    near = [
+                        other
+                        for other in ruled
+                        if f"{path}/".startswith(f"{other}/") or other.startswith(f"{path}/")
+                    ]
+                    rules = {printable(ruled[other].text): None for other in near}
+                    raise TreepackError(f"{error}; {shortened(rules, len(rules))}") from error
         if there is not None:  # its nodes may need lists
             self._join_lists(tree)
         content = core.Content.laid(layout_of(tree, None, state_dict=False), [])

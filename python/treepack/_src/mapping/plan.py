@@ -67,6 +67,7 @@ class Plan(NamedTuple):
       unreached: The rules of leaves here whose paths the template lacks.
       left: The paths here that no rule takes.
       hidden: The paths of `left` in whose place there a rule puts another leaf.
+      ruled: The rules by the paths there of their leaves.
     """
 
     made: dict[str, Made]
@@ -77,7 +78,7 @@ class Plan(NamedTuple):
     unreached: list[Rule]
     left: list[str]
     hidden: list[str]
-    ruled: list[str]
+    ruled: dict[str, Rule]
 
     def lacks(self, here: str, paths: Iterable[str]) -> str:
         rules = (printable(rule.text) for rule in self.unused)
@@ -111,7 +112,7 @@ class Planner:
         self._rules, self._sizes, self._here, self._there = rules, sizes, here, there
         self._names, self._others = LeafNames(here), LeafNames(others)
         self._wanted = None if there is None else LeafNames(there)
-        self._plan = Plan({}, {}, [], [], [], [], [], [], [])
+        self._plan = Plan({}, {}, [], [], [], [], [], [], {})
         self._taken: set[str] = set()
         # New names by plain rules: the rule, the path there, and the path here.
         self._renames: list[tuple[Rule, str, str]] = []
@@ -126,7 +127,7 @@ class Planner:
             if not is_used and next(self._unselected(rule), None) is None:
                 plan.unused.append(rule)
         self._rename()
-        plan.ruled.extend(self._rule_of)
+        plan.ruled.update(self._rule_of)
         plan.left.extend(path for path in self._here if path not in self._taken)
         self._note_missing()
         self._keep(rest)
