@@ -284,6 +284,13 @@ def test_several_tensors_are_one_leaf_and_back(tmp_path: Path) -> None:
     assert np.array_equal(stacked["w"], np.stack([file["k"].T, file["v"].T]))
 
 
+def test_any_leaf_of_the_template_tells_the_sizes() -> None:
+    file = {"w": np.arange(24.0).reshape(2, 12)}
+    template = {"t": {"1": np.zeros((2, 4)), "2": np.zeros((2, 4))}}
+    loaded = load(file, {"t/{n}": ("w", "a (d n) -> a d")}, template)
+    assert_equal(loaded, {"t": {name: file["w"][:, int(name) :: 3] for name in "12"}})
+
+
 def test_a_tensor_is_split_into_leaves_of_the_sizes_of_the_template() -> None:
     rules = {("q", "k", "v"): ("qkv", "(n d) m -> m n d", {"along": "n"})}
     file = {"qkv": np.arange(72).reshape(24, 3)}

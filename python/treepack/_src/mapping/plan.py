@@ -497,6 +497,13 @@ class Planner:
         for name in spread:
             texts[name] = str(pattern.ranges.get(name, range(1))[0])
         path = self._wanted.find(self._path(rule.there, pattern, texts))
+        if path is None and spread:  # the template may lack the first
+            found = (
+                path
+                for theirs, path, _ in pattern.matches(self._wanted)
+                if values.items() <= theirs.items() and _numbers(theirs, spread, pattern)
+            )
+            path = next(found, None)
         leaf = None if path is None else self._there[path]
         return None if leaf is None or leaf.dtype is None else leaf.shape
 
