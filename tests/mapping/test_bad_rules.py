@@ -235,7 +235,7 @@ def leaf(*shape: int) -> np.ndarray:
             "do not fit into float16: leave dtype= out of the options; rule 't'",
         ),
         ({".": "w", "t": "s"}, None, "rule gives the path of .* to another leaf"),
-        ({"t": "w", "t/u": "s"}, None, "cannot place t/u: its parent is a leaf"),
+        ({"t": "w", "t/u": "s"}, None, "cannot place t/u: .*rule 't': 'w', rule 't/u': 's'"),
         ({"t/{l}": ("empty", "l m -> m")}, None, "has no elements, and would be 100000000 arrays"),
         ({"t/{l:0..2}": ("w", "l m -> m")}, None, "the range of l has 2 numbers, but l is 6"),
     ],
