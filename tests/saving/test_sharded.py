@@ -43,6 +43,7 @@ import treepack._core as core
 from programs import SAVE, TREE
 from tiers import examples
 from treepack._src.claims import directory, lease
+from treepack._src.interop import jax as _jax
 from treepack._src.layouts.layout import Encoding
 from treepack._src.placing import placement as _placement
 from treepack._src.readers import shard_boxes as reading
@@ -1217,6 +1218,19 @@ def test_a_directory_that_another_job_saves_to(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
     save_to(tmp_path, 2)
     assert value_in(tmp_path) == 2
+
+
+def test_processes_that_save_apart_are_an_error_with_the_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def another() -> None:
+        monkeypatch.setattr(_jax, "processes", lambda: (1, 2, None))
+        with pytest.raises(treepack.errors.BusyError, match="save together with sharded=True"):
+            treepack.save(tmp_path / "hub", {"w": np.ones(2)}, format="safetensors")
+        monkeypatch.undo()
+
+    (tmp_path / "hub").mkdir()
+    during(tmp_path / "hub", another)
 
 
 @pytest.mark.parametrize("background", [False, True])

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import treepack._core as core
 from treepack._src.calls import repeated
 from treepack._src.claims.lease import FILE as LEASE
-from treepack._src.claims.lease import Lease, OwnBusyError, make_directory
+from treepack._src.claims.lease import Lease, OwnBusyError, among_processes, make_directory
 from treepack._src.printable import utc, warn
 from treepack._src.registry.static import metadata_in
 from treepack._src.sharded.files import MANIFEST, NAME
@@ -402,7 +402,7 @@ class RemoteDirectory(Directory):
             data = self._manifest()[0]
             writer = "" if data is None else core.Manifest.decode(data).writer
         message = f"another job saved to {self} at the same time: save again"
-        return BusyError(f"{message}: {writer}" if writer else message)
+        return BusyError((f"{message}: {writer}" if writer else message) + among_processes())
 
     def clean(self) -> None:
         kept: list[str] = []

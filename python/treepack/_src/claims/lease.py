@@ -25,6 +25,7 @@ from typing import Any
 
 import treepack._core as core
 from treepack._src.calls import close, mode_of, repeated, unlink
+from treepack._src.interop import jax as _jax
 from treepack._src.printable import utc
 from treepack._src.storage.address import Address
 from treepack._src.storage.naming import naming
@@ -267,7 +268,7 @@ class Lease(Permit):
             if age < 0:
                 when = f"renewed {-age:.0f} s in the future, is from before the clock was set back:"
             text += f". Its lease, {when} remove {self._path} if that process has ended"
-        return text
+        return text + among_processes()
 
     def check(self) -> None:
         current = self._content()
@@ -373,6 +374,15 @@ def _about(data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return about if isinstance(about, dict) else {}
+
+
+def among_processes() -> str:
+    if _jax.processes()[1] == 1:
+        return ""
+    return (
+        ". Processes of one JAX program save together with sharded=True in all of them, or process "
+        "0 saves alone"
+    )
 
 
 def _holder(about: dict[str, Any]) -> str:
