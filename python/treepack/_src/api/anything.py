@@ -47,7 +47,6 @@ def open_anything(
     mapping: Any = None,
     progress: Progress = None,
 ) -> File:
-    """Options are for names (`separator`), a patch (`base`), and whole reads (`progress`)."""
     file = _opened(source, separator, max_size, base, progress)
     if separator is not None and file._at().reader.separator is None:
         file.close()

@@ -276,7 +276,6 @@ def _mapped(
     *,
     snapshot: bool,
 ) -> tuple[Alone, Any]:
-    """`whole` is the tree before a selection."""
     exchange = exchange_of(folder, tree, saved, snapshot=snapshot, threads=threads)
     try:
         if saved.mapping is None:

@@ -55,7 +55,6 @@ _INTACT = '; leaves() lists the intact leaves, load(target, missing="target") lo
 
 
 def _from_end(part: str, names: list[str]) -> list[str]:
-    """Finds a negative index of a list."""
     is_index = re.fullmatch("-[1-9][0-9]{0,8}", part) and names[:1] == ["0"]
     return names[int(part) :][:1] if is_index and -int(part) <= len(names) else []
 

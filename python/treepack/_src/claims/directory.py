@@ -233,7 +233,7 @@ def _files_of(manifest: bytes | None) -> set[str] | None:
 
 
 def _hash_of(manifest: bytes | None) -> bytes | None:
-    """Not a CRC, which would be constant: a manifest ends with its own."""
+    # A CRC would be constant: a manifest ends with its own.
     return None if manifest is None else hashlib.blake2b(manifest).digest()
 
 

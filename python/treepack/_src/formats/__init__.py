@@ -195,5 +195,4 @@ def to_save(path: str, export: Export, *, is_open: bool = False) -> Format | Non
 
 
 def with_names() -> str:
-    """Lists the formats whose arrays have names."""
     return " and ".join(each.name for each in known() if each.separators)

@@ -81,7 +81,6 @@ def _class_of_array(value: np.ndarray | np.generic) -> Class:
 
 
 def _has_attributes(value: Any) -> bool:
-    """Whether its type carries attributes, as NumPy describes."""
     owners = (ty for ty in type(value).__mro__ if "__array_finalize__" in vars(ty))
     return isinstance(value, np.ndarray) and next(owners).__module__.split(".")[0] != "numpy"
 

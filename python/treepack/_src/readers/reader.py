@@ -107,7 +107,6 @@ class Reader:
 
     @property
     def catalog(self) -> core.Catalog:
-        """Raises a ValueError if the file is closed."""
         catalog = self._catalog  # read once: another thread may close the file
         if catalog is None:
             raise ValueError(
@@ -271,16 +270,13 @@ class Reader:
 
     @property
     def near(self) -> int:
-        """The number of bytes that take as long to transfer as a request."""
         return 0 if self._blocks is None else self._blocks.near
 
     def remember(self) -> None:
-        """From now on, checks that bytes do not change between two reads."""
         if self._blocks is not None:
             self._blocks.remember()
 
     def verify(self, *, threads: int | None, progress: Tell | None) -> Verified:
-        """Returns the status of each leaf by its value, and the damage outside of leaves."""
         catalog = self.catalog
         content = self._content
         whole = [] if content is None else [(0, content.nbytes)]

@@ -153,7 +153,6 @@ class Box:
                 _dtypes.cast(uncast, part, path, overflow=array.overflow)
 
     def prefetch(self) -> None:
-        """Starts to read from the disk, once."""
         if not (self._has_begun or self.is_small):
             self._has_begun = True
             files = self.find().array.reader

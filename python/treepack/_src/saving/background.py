@@ -99,7 +99,6 @@ class LoggedFuture(Future[T], metaclass=Completing):
         return True
 
     def _claim(self) -> bool:
-        """Whether this is the first call; atomic, also for signal handlers."""
         mine = (threading.get_ident(),)
         return self._claims.setdefault("first", mine) is mine
 
@@ -195,7 +194,6 @@ class Saving(Hinting, LoggedFuture[None]):
         super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Waits for the end, and returns the error or `None`."""
         return super().exception(timeout)
 
     def __await__(self) -> Generator[Any, None, None]:

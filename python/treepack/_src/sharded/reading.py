@@ -276,7 +276,6 @@ class ShardedReader(Files):
 
     @property
     def damage(self) -> str | None:
-        """With `salvage`, also the damage in files."""
         files = self._damage_of_files() if self.salvages else ()
         return "; ".join(filter(None, [super().damage, *files])) or None
 

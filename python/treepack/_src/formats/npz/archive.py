@@ -139,7 +139,6 @@ def read_npz(opened: Opened, max_size: int | None) -> dict[str, Any]:
 
 
 def _alone(member: zipfile.ZipInfo) -> zipfile.ZipInfo:
-    """Returns a copy without the place of the next member."""
     import zipfile
 
     alone = zipfile.ZipInfo(member.orig_filename)

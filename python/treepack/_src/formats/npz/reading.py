@@ -52,8 +52,6 @@ def _are_refused(arrays: dict[str, Any]) -> bool:
 
 
 class NpzReader(Reader):
-    """An archive of NumPy, whose names are paths with dots, or else slashes, between their keys."""
-
     format = "npz of NumPy"
     has_types = False
     is_summed = True

@@ -213,7 +213,6 @@ class TensorStoreArray(ComputedWhole):
 
     @property
     def chunk_nbytes(self) -> int:
-        """The bytes of a chunk, which TensorStore reads whole."""
         return math.prod(self.store.chunk_layout.read_chunk.shape or ()) * self.dtype.itemsize
 
     def _make(self) -> np.ndarray:
