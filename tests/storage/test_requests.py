@@ -44,6 +44,9 @@ VERBS: dict[str, Callable[[str, Path, dict[str, Any]], object]] = {
     "export to npz": lambda url, path, more: treepack.save(
         path / "copy.npz", treepack.open(url, **more)
     ),
+    "base": lambda url, path, more: treepack.save(
+        path / "patch", TREE, base=treepack.open(url, **more)
+    ),
     "salvage": lambda url, _, more: treepack.open(url, salvage=True, **more).load(),
 }
 
@@ -73,6 +76,8 @@ def test_arrays_are_fetched_together(server: s3.Server, tmp_path: Path, form: st
     url += str(FORMS[form].entry(path).relative_to(tmp_path / "form"))
     counts = {}
     for name, verb in VERBS.items():
+        if name == "base" and not FORMS[form].is_base:
+            continue
         server.proxy.requests.clear()
         verb(url, tmp_path, options)
         counts[name] = len(server.proxy.requests)

@@ -55,7 +55,7 @@ def base_of(
                 raise Opened.not_a_base("an open file with a mapping")
             if reader.format is not None:
                 raise Opened.not_a_base(f"a checkpoint of {reader.format}")
-        return reader.catalog
+        return reader.fetched()
     if isinstance(base, Base):
         return base
     if is_source(base) and kind_of(base) is None:

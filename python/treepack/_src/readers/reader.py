@@ -261,6 +261,12 @@ class Reader:
         is_whole = is_boxed or not lays
         return array.ahead([range(size if is_whole else 0) for size in array.shape])
 
+    def fetched(self) -> core.Catalog | core.Content:
+        catalog, content = self.catalog, self._content
+        if content is None:
+            return catalog
+        return Opened(content, blocks=self._blocks, nbytes=self.nbytes).fetched()
+
     def file_ranges(self, ranges: Iterable[tuple[int, int]]) -> Iterator[RemoteRange]:
         content = self._content  # read once, as in `catalog`
         if content is not None and self._blocks is not None:
