@@ -401,6 +401,11 @@ def test_damage_in_the_fast_tier_is_not_copied(tmp_path: Path) -> None:
         run.wait()
     assert not Path(durable / "step_2").exists()
     check(run, 1, state(1))
+    for step in (3, 4):  # which do not have the file
+        run.save(step, state(step))
+        run.wait()
+        check(run, step, state(step))
+    assert added(run, 4) < 10_000
 
 
 def test_options_that_exclude_each_other(tmp_path: Path) -> None:

@@ -196,7 +196,8 @@ class Checkpoints:
         try:
             self.read(step, lambda contents: contents.verify(0, 1), is_directory=is_directory)
         except TreepackError as error:
-            self.is_damaged(step, error)
+            if self.is_damaged(step, error) and self._linking is not None:
+                self._linking.has_damage = True  # else later steps share it, and are not copied
             raise
         with target.room_for(step, is_directory) as check:
             source, copy = self.path(step), target.path(step)

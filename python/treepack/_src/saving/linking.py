@@ -208,13 +208,21 @@ class LinkErrors:
 
 
 class Linking:
-    """`step` was saved or resumed last, once its files are known."""
+    """`step` was saved or resumed last, once its files are known.
+
+    If it `has_damage`, the next save writes all files again.
+    """
 
     def __init__(self, full_every: int | None):
         self._full_every = full_every
         self.step: Step | None = None
+        self.has_damage = False
         self._resumed: Address | None = None
         self._has_warned = False
+
+    def has_saved(self, step: Step) -> None:
+        self.step = step
+        self.has_damage &= step.full[0] > 1
 
     def resume(self, path: Address) -> None:
         self.step, self._resumed = None, path
@@ -233,6 +241,7 @@ class Linking:
         count, since = last.full
         is_old = count >= _FULL_CHECKPOINTS and abs(now - since) >= _FULL_S
         is_due = is_old if self._full_every is None else count >= self._full_every
+        is_due |= self.has_damage
         return Terms((1, now) if is_due else (count + 1, since), last.is_shared)
 
     def link(

@@ -155,7 +155,7 @@ class ShardedWrite:
         else:
             self._follow(directory, progress)
         if self._linking is not None and self._step is not None:
-            self._linking.step = self._step
+            self._linking.has_saved(self._step)
 
     def _lead(self, directory: Directory, progress: Progress) -> None:
         linked = None if self._linking is None else self._linking.previous(self._parts)
