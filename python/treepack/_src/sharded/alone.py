@@ -110,8 +110,13 @@ class ShardsReader(ShardedReader):
                 self._lost.append(f"{name}: {error}")
         files = [*self._opened.values()]
         shards: dict[tuple[str, ...], list[_Shard]] = defaultdict(list)
-        ages = [ShardFile(file.catalog).about.get("age", 0) for file in files]
-        first = self._first_certain(dict(zip(self._opened, ages, strict=True)))
+        by_save = self._ages()
+        ages = [by_save.get(save_of(name), 0) for name in self._opened]
+        first = self._first_certain(by_save)
+        left_out = [file for file, age in zip(files, ages, strict=True) if age < first]
+        self._lost += [f"{file.short_name}: {file.damage}" for file in left_out if file.damage]
+        if left_out:
+            self._lost.append("of files of earlier saves, it is unknown which leaves are current")
         for number, file in enumerate(files):
             for parts, shard in _shards_in(number, file) if ages[number] >= first else ():
                 shards[parts].append(shard)
@@ -147,19 +152,25 @@ class ShardsReader(ShardedReader):
         data = core.Manifest.planned(layout, plan).with_files([rows[at] for at in plan.processes])
         return data, core.Manifest.decode(data)
 
+    def _ages(self) -> dict[str, int]:
+        """Returns the numbers of the saves; of a save whose records are damaged, it is unknown."""
+        found = {
+            save_of(name): age
+            for name, file in self._opened.items()
+            if (age := ShardFile(file.catalog).about.get("age")) is not None
+        }
+        saves = {*map(save_of, self._opened)}
+        return found if len(saves) > 2 else dict.fromkeys(saves, 0) | found
+
     def _first_certain(self, ages: dict[str, int]) -> int:
         """Returns the number of the first save whose shards no lost shard of a later one replaced.
 
-        `ages` has the number of the save of each open file.
+        `ages` has the numbers of the saves of the open files.
         """
-        by_save = {save_of(name): age for name, age in ages.items()}
         last = max(ages.values(), default=0)
         damaged = [name for name, file in self._opened.items() if file.damage is not None]
-        doubted = [by_save.get(save_of(name), last) for name in (*self._missing, *damaged)]
-        first = max(doubted, default=0)
-        if any(age < first for age in ages.values()):
-            self._lost.append("of files of earlier saves, it is unknown which leaves are current")
-        return first
+        doubted = [ages.get(save_of(name), last) for name in (*self._missing, *damaged)]
+        return max(doubted, default=0)
 
     def _names(self) -> list[str]:
         try:
