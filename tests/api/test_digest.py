@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import optax
 import pytest
+from flax.training.train_state import TrainState
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treepack
@@ -236,6 +238,20 @@ def test_stored_digests_are_of_the_bytes_of_arrays(
     run.save(0, tree, **options)
     monkeypatch.setattr(module, "_of_windows", None)  # all are stored
     assert treepack.digest(run.path(0)) == expected
+
+
+def test_static_data_that_cannot_be_saved_are_left_out_as_by_save(tmp_path: Path) -> None:
+    state = TrainState.create(
+        apply_fn=len, params={"w": jnp.ones(4)}, tx=optax.MultiSteps(optax.sgd(1.0), 2)
+    )
+    for verb in (treepack.digest, lambda tree: treepack.diff(tree, tree)):
+        with pytest.raises(treepack.UnserializableLeafError, match='static="skip"'):
+            verb(state)
+    treepack.save(tmp_path / "model", state, static="skip")
+    expected = treepack.digest(state, static="skip")
+    assert treepack.digest(tmp_path / "model") == expected
+    assert treepack.load(tmp_path / "model", state, expect=expected).step == 0
+    assert not treepack.diff(tmp_path / "model", state, static="skip")
 
 
 def test_missing_and_unexpected_leaves_are_named(tmp_path: Path) -> None:

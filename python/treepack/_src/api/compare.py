@@ -16,7 +16,7 @@ from treepack._src.api.digest import check_is_one
 from treepack._src.checkpoint.file import Tree, open
 from treepack._src.leaves.prng import Key
 from treepack._src.mapping.leaves import Leaf
-from treepack._src.options import StorageOptions, check
+from treepack._src.options import Static, StorageOptions, check
 from treepack._src.paths import PathBudget
 from treepack._src.printable import MOST_ROWS, count_text, kind_text, path_end, printable
 from treepack._src.readers.reader import LazyArray
@@ -115,6 +115,7 @@ def diff(
     stats: bool = False,
     mapping: Any = None,
     max_size: int | None = None,
+    static: Static = "skip-code",
     storage_options: StorageOptions = None,
 ) -> Differences:
     """Compares names, shapes, dtypes, values and static data of two checkpoints or trees.
@@ -132,6 +133,7 @@ def diff(
       mapping: A `Mapping`, or its rules, by which `one` is read, as a tree of the layout of
         `other`.
       max_size: The maximum decompressed bytes of each; see `load`.
+      static: See `save`; for trees.
       storage_options: For URLs; see `save`.
 
     Returns:
@@ -149,7 +151,7 @@ def diff(
     one, other = (Address.further(each, storage_options) for each in (one, other))
     if storage_options is not None and not any(map(_is_remote, (one, other))):
         Address.or_data(one, storage_options)  # an error
-    with _opened(one, max_size) as left, _opened(other, max_size) as right:
+    with _opened(one, max_size, static) as left, _opened(other, max_size, static) as right:
         theirs = dict(right.leaves())
         differences = Differences()
         skipped: set[str] = set()
@@ -229,13 +231,13 @@ def _is_remote(source: Any) -> bool:
 
 
 @contextlib.contextmanager
-def _opened(source: Any, max_size: int | None) -> Iterator[Tree]:
+def _opened(source: Any, max_size: int | None, static: Static) -> Iterator[Tree]:
     if isinstance(source, Tree):
         yield source
         return
     if not is_source(source):
         check_is_one(source)
-        source = dumps(source)
+        source = dumps(source, static=static)
     with open(source, max_size=max_size) as file:
         yield file
 

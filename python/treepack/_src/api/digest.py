@@ -15,7 +15,7 @@ from treepack._src.advice import Advising, advised
 from treepack._src.checkpoint.file import File, Tree, open
 from treepack._src.layouts.layout import Encoding
 from treepack._src.leaves.prng import Key
-from treepack._src.options import StorageOptions
+from treepack._src.options import Static, StorageOptions
 from treepack._src.printable import count_text, printable, shortened
 from treepack._src.readers.reader import LazyArray, Reader
 from treepack._src.sharded.reading import unless_replaced
@@ -83,6 +83,7 @@ def digest(
     source: Any,
     *,
     max_size: int | None = None,
+    static: Static = "skip-code",
     threads: int | None = None,
     storage_options: StorageOptions = None,
 ) -> Digest:
@@ -103,6 +104,7 @@ def digest(
       source: Anything that `open` takes, an open `File` or a `Tree` of one, or a tree. An array is
         a tree of one leaf, not encoded data.
       max_size: See `open`.
+      static: See `save`; for a tree.
       threads: See `save`.
       storage_options: See `save`.
 
@@ -124,7 +126,7 @@ def digest(
     source = Address.or_data(source, storage_options)
     if not is_source(source):
         check_is_one(source)
-        return digest_of(_laid(source), threads)
+        return digest_of(_laid(source, static), threads)
 
     def attempt() -> Digest:
         with open(source, max_size=max_size) as file:
@@ -142,8 +144,8 @@ def check_is_one(source: Any) -> None:
         raise TypeError(f"expected a file or a tree, got paths of {len(paths)} files: pass one")
 
 
-def _laid(tree: Any) -> File:
-    layout = Encoding(align=1, index=True).tree(tree)
+def _laid(tree: Any, static: Static) -> File:
+    layout = Encoding(align=1, index=True).tree(tree, static=static)
     return File(Reader(b"", Opened(core.Content.laid(layout, []))))
 
 
