@@ -701,16 +701,17 @@ def test_without_a_file_and_the_manifest_no_replaced_shard_is_read(
     run = Series(tmp_path / "run", unchanged="link")
     for step in range(3):
         buffer[100 * step] = other[:] = step + 1
-        run.save(step, {"buffer": buffer, "other": other})
+        flat = np.ones(600) if step else np.zeros((20, 30))
+        run.save(step, {"buffer": buffer, "other": other, "flat": flat})
     copy = tmp_path / "copy"
     shutil.copytree(run.path(2), copy)
     (copy / MANIFEST).unlink()
     with treepack.open(copy, salvage=True) as file:
-        assert same(dict(file.leaves()), {"buffer": buffer, "other": other})
+        assert same(dict(file.leaves()), {"buffer": buffer, "other": other, "flat": flat})
     middle = {*files(run, 1)} & {*files(run, 2)} - {*files(run, 0)}
     assert middle
     for loss in ("damaged", "missing"):
-        for name in middle:  # it has the blocks that changed at step 1
+        for name in middle:  # it has the blocks that changed at step 1, and `flat`
             if loss == "damaged":  # its record, which has its age
                 data = (copy / name).read_bytes()
                 (copy / name).write_bytes(data[:-20] + bytes([data[-20] ^ 1]) + data[-19:])
