@@ -305,6 +305,29 @@ def test_an_upgrade_of_every_kind(kind: str) -> None:
     assert values_of(found, names) == {name: expected[name] for name in names}
 
 
+@pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if kind not in {*WITHOUT_DEFAULTS, "chex", "subclass of dict"}]
+)
+def test_what_an_upgrade_lacks_stays_as_in_the_template(
+    kind: str, saved: Callable[[Any], Any]
+) -> None:
+    inner = registered(kind, {"w": REQUIRED}, {})(w=array(1))
+    source = saved({"m": registered(kind, {"w": REQUIRED}, {})(w=inner), "n": 1})
+    fields = {"v": REQUIRED, "x": 0.5}
+    new = registered(
+        kind, fields, {}, version=1, upgrade=lambda meta, old, _: (meta, {"v": old["w"]})
+    )
+    template = {"m": new(v=new(v=array(0), x=7), x=array(8)), "n": 0}
+    found, report = treepack.load(source, template, missing="target", return_report=True)
+    assert values_of(found["m"], {"x": 0.5}) == {"x": 8}
+    assert values_of(found["m"].v, fields) == {"v": 1, "x": 7}
+    assert set(report.kept) == {"m/x", "m/v/x"}
+    assert set(report.loaded) == {"m/v/v", "n"}
+    template = {"m": new(v=new(v=array(0), x=7.0), x=8.0), "n": 0}
+    found = treepack.load(source, template)  # as without a template
+    assert (found["m"].x, found["m"].v.x) == (0.5, 0.5)
+
+
 def test_a_module_with_a_function_for_a_child_changes() -> None:
     old = registered("equinox", {"w": REQUIRED, "act": REQUIRED}, {"k": REQUIRED})
     data = treepack.dumps(old(w=np.ones(2), act=jax.nn.relu, k="k"))

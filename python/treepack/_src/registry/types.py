@@ -9,6 +9,7 @@ import numpy as np
 import treepack._core as core
 from treepack._src.advice import advised, check_parameters
 from treepack._src.interop import jax as _jax
+from treepack._src.leaves.absent import ABSENT
 from treepack._src.printable import short_repr
 from treepack._src.pytree.handlers import handlers_of
 from treepack._src.pytree.kinds import flatten, kind_of
@@ -196,6 +197,8 @@ def _converter(
         head = {name: data.pop(name) for name in was.meta if name == ""}
         data, values = upgraded(data, dict(zip(names, children, strict=True)))
         _check_upgraded(now, data, values)
+        if ABSENT.is_default:
+            values = dict.fromkeys(now.data, ABSENT) | values
         values = {name: _value(entry, name, values) for name in now.data}
         data = {name: _value(entry, name, data | head) for name in now.meta}
         return tuple(data.values()), list(values), list(values.values())

@@ -237,7 +237,9 @@ def _restore_child(target: Any, state: Any, name: str, restore: Restore) -> Any:
     kind = kind_of(target)
     restore.has_shareable |= flax.is_graph_node_type(type(target))
     if type(state) is Older:
-        return restore.below(target, state.upgrade(target, restore.path_of(name)), name)
+        keeps = restore.partial is not None and restore.partial.keeps_missing
+        current = state.upgrade(target, restore.path_of(name), keeps_missing=keeps)
+        return restore.below(target, current, name)
     if state is ABSENT:
         if restore.partial is None or restore.partial.keeps(target, restore.path_of(name)):
             return restore.keep(target, name)

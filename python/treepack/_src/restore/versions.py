@@ -30,9 +30,10 @@ class Older(dict[str, Any]):
     record: RecordAt
     upgraded: Any = None
 
-    def upgrade(self, target: Any, path: Trail) -> Any:
+    def upgrade(self, target: Any, path: Trail, *, keeps_missing: bool) -> Any:
         if self.upgraded is None:
-            self.upgraded = self._upgraded(target, path)
+            with ABSENT.as_default(keeps_missing):
+                self.upgraded = self._upgraded(target, path)
         return self.upgraded
 
     def _upgraded(self, target: Any, path: Trail) -> Any:
