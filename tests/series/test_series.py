@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import gc
 import gzip
 import os
@@ -17,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+import flax.serialization
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -59,6 +62,49 @@ def saved(folder: Path, *steps: int, **options: Any) -> Series:
     for step in steps:
         run.save(step, state(step), metrics={"loss": 1 / (step + 1)}, local={"seen": step})
     return run
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_local_item_that_resume_could_not_load_is_not_saved(
+    tmp_path: Path, sharded: bool
+) -> None:
+    unique = f"Local{sharded}"
+    named = collections.namedtuple(f"{unique}Tuple", "seen", module="local")  # type: ignore[misc]
+    plain = dataclasses.make_dataclass(f"{unique}Plain", ["seen"], namespace={"__module__": "l"})
+    handled = type(f"{unique}Handled", (), {"seen": 1})
+    flax.serialization.register_serialization_state(
+        handled, lambda node: {"seen": node.seen}, lambda node, state: node
+    )
+    run = Series(tmp_path, sharded=sharded)
+    run.save(1, state(1))
+    for local, place, cure, cured in (
+        ({"a": [collections.Counter("aab")]}, "a/0: ", "pass dict(...)", lambda it: {"a": [{}]}),
+        (type("Pairs", (dict,), {})(seen=1), "", "pass dict(...)", dict),
+        (type("Several", (list,), {})([1]), "", "list(...)", list),
+        ([handled()], "", "treepack.serialization.to_state_dict(...)", lambda it: [{}]),
+        (
+            {"b/c": named(2)},
+            named.__name__,
+            "register_namedtuple",
+            lambda it: treepack.register_namedtuple(named, serialized_name=named.__name__) and it,
+        ),
+        (
+            [plain(3)],
+            plain.__name__,
+            "call treepack.register_dataclass",
+            lambda it: treepack.register_dataclass(plain, serialized_name=plain.__name__) and it,
+        ),
+    ):
+        with pytest.raises(treepack.UnserializableLeafError) as caught:
+            run.save(2, state(2), local=local)
+        assert caught.value.path == "local"
+        assert place in str(caught.value)
+        assert cure in str(caught.value)
+        fitting: Any = cured(local)
+        run.save(1, state(1), local=fitting)
+        again = Series(tmp_path)
+        check(again.resume(TEMPLATE), 1)
+        assert again.local == fitting
 
 
 def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ from treepack.errors import (
     CorruptionError,
     NewerVersionError,
     NoIndexError,
+    PlaceholderError,
+    TreepackError,
     UnregisteredTypeError,
     UnserializableLeafError,
     UnsummedError,
@@ -120,13 +122,32 @@ def _is_number(text: str) -> bool:
 
 def _encoded(local: Any) -> bytes:
     try:
-        return dumps(local, static="error")
+        data = dumps(local, static="error")
     except UnserializableLeafError as error:
         path = "local" if error.path == "." else f"local/{error.path}"
         raise UnserializableLeafError(error.message, path) from error.__cause__
     except Exception as error:
         error.add_note("treepack: while encoding the argument local")
         raise
+    _check_loads(data)
+    return data
+
+
+def _check_loads(data: bytes) -> None:
+    """Raises if local items, which load without a template, could not be loaded."""
+    try:
+        loads(data, arrays="numpy")
+        return
+    except UnregisteredTypeError as error:
+        cause: TreepackError = error
+        cure = "call treepack.register_dataclass, register_namedtuple or register_tree on it, here"
+        cure += " and before resume"
+    except PlaceholderError as error:
+        cause = error
+        cure = "pass dict(...), list(...) or treepack.serialization.to_state_dict(...) of it"
+    reason = str(cause).partition(": pass ")[0]
+    message = f"resume has no template for it: {reason}; {cure}"
+    raise UnserializableLeafError(message, "local") from cause
 
 
 class Contents:

@@ -171,7 +171,7 @@ class Series(Advising, lists="steps"):
           metrics: Numbers by name, such as `{"loss": loss}`, for `metrics` and for rules of `Keep`.
             Of several processes, process 0 provides them.
           local: A small tree of this process alone, such as the state of its data iterator;
-            `resume` sets `local` to it.
+            `resume` sets `local` to it. Its types must load without a template.
           background: Whether to write in a thread, and return a `Saving` as soon as the program may
             change the state.
           metadata: See `treepack.save`, also for other options.
