@@ -132,7 +132,7 @@ ROWS: list[tuple[str, str, list[tuple[str, int]]]] = [
         (f"convert {base} base", 0), ("convert away/patch x --base base", 0)])
         for base, form in [("run/shards", "a directory"), ("m.safetensors", "a safetensors file"),
             ("run/patch", "a patch itself")]),
-    ("convert a.treepack", "'TARGET'.* Name the new file, or - for standard output, after FILE", [
+    ("convert a.treepack", "'TARGET'.* Name the new file, or - for standard output, as the last", [
         ("convert a.treepack x.treepack", 0)]),
     ("get params/w a.treepack w.npy", "no params/w: FILE comes first: `treepack get a.treep", [
         ("get a.treepack params/w w.npy", 0)]),

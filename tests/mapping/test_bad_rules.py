@@ -323,6 +323,9 @@ def test_a_save_names_rules_without_a_leaf(tmp_path: Path) -> None:
     rules: Any = {"t": (("q", "k"), "n -> n", {"along": "n"})}
     with pytest.raises(TreepackError, match="the size of n is unknown"):
         treepack.save(path, {"t": leaf(4)}, mapping=rules)
+    given = treepack.Mapping(rules, n=4)
+    with pytest.raises(TreepackError, match="the size of n in each of the 2 arrays is unknown"):
+        treepack.save(path, {"t": leaf(4)}, mapping=given)
     with pytest.raises(ValueError, match="mapping= requires a tree"):
         treepack.save(path, iter([("t", leaf(2))]), mapping={"t": "w"})
 

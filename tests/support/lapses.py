@@ -22,6 +22,23 @@ class Measured(np.ndarray):
 
 
 LAPSES: list[Row] = [
+    ("load('model', select=('params/w',))", "A tuple is one path, by its keys: pass 'params/w'$", [
+        "load('model', select='params/w')"]),
+    ("load('model', mmap_mode='r')", "leave it out: files are mapped", [
+        "load('model', copy=True)"]),
+    ("save('x', TREE, save_args=None)", "leave it out: save has dtype=, ", ["save('x', TREE)"]),
+    ("treepack.Subscriber('policy').latest(newer_than=0)", "wait of a treepack.Subscriber takes", [
+        "treepack.Subscriber('policy').wait(newer_than=0)"]),
+    ("treepack.Subscriber('policy').latest(timeout=1)", "wait of a treepack.Subscriber takes it", [
+        "treepack.Subscriber('policy').wait(timeout=1)"]),
+    ("treepack.Keep(metric='loss', mode='min')", r'pass best=\("loss", 1, "min"\)', [
+        "treepack.Keep(best=('loss', 1, 'min'))"]),
+    ("treepack.diff('model', {})['params/w']", r"no index: use \{it.path: it for it in differ", [
+        "{it.path: it for it in treepack.diff('model', {})}['params/w']"]),
+    ("run('info', 'model', '--metadata')", "leave it out: the metadata are printed", [
+        "run('info', 'model')"]),
+    ("run('get', 'model', 'params/w')", "Name the new file, or - .* the last argument", [
+        "run('get', 'model', 'params/w', 'w.npy')"]),
     ("save('x', 'a.npz')", "the tree is the path of a file: pass .*copies treepack.open", [
         "save('x', open('a.npz'))", "save('x', load('a.npz'))", "save('x', 'model')"]),
     ("save('x', pathlib.Path('model'))", "the tree is the path of a file", [

@@ -45,7 +45,11 @@ _OPTIONS = {
         "--select --only --path --key": "name the part as PATH, after FILE",
         "--sort -S -t": "send its lines to sort, as in `treepack ls --flat FILE | sort -k2`",
     },
-    "info": {"--format -j --yaml": "use --json", "--map": "use `treepack ls --map`"},
+    "info": {
+        "--format -j --yaml": "use --json",
+        "--map": "use `treepack ls --map`",
+        "--metadata --meta": "leave it out: the metadata are printed",
+    },
     "verify": {
         "--map": "leave it out: all leaves of the file are compared",
         "-v --verbose": "leave it out: `treepack verify --json` has the status of each leaf",
@@ -102,7 +106,7 @@ _ARGUMENTS = {
     "files": "name a file, directory or URL, or - for standard input",
     "path": "name a leaf, as `treepack ls --flat FILE` lists them",
     "other": "name the file to compare with",
-    "target": "name the new file, or - for standard output, after FILE",
+    "target": "name the new file, or - for standard output, as the last argument",
 }
 
 # The options of the form ONE=OTHER.

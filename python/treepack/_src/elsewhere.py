@@ -18,6 +18,8 @@ OPTIONS = [
         "pass it as target=",
     ),
     ("template item like tree state pytree params", "target", "pass it as target="),
+    ("mmap_mode", "mmap", "leave it out: files are mapped, and copy=True makes writable arrays"),
+    ("save_args save_kwargs", "separator", "leave it out: save has dtype=, compress= and durable="),
     ("target item like abstract_state abstract_pytree", "template", "pass it as template="),
     ("overwrite force replace exist_ok mode", "durable", "leave it out: saving always replaces"),
     (
@@ -84,6 +86,7 @@ OPTIONS = [
     ),
     ("link incremental dedupe", "unchanged", 'pass unchanged="link"'),
     ("step", "version", "pass version="),
+    ("newer_than timeout", "template", "wait of a treepack.Subscriber takes it"),
     ("version", "template", "only the newest version is read; pass newer_than= to wait"),
     ("timeout", "max_size", "leave it out: treepack.load and Subscriber.wait take it"),
     ("compress compression level", "described", "treepack.dumps takes compress="),
@@ -97,6 +100,7 @@ OPTIONS = [
     ("tolerance tol eps", "rtol", "pass rtol= or atol="),
     ("algorithm algo method", "source", "leave it out: there is one kind of digests"),
     ("keep_period", "best", "pass every="),
+    ("best_metric best_fn best_mode metric monitor mode", "best", 'pass best=("loss", 1, "min")'),
     ("expect digest", "source", "treepack.load and `treepack verify` have it"),
     (
         "gda_manager",

@@ -89,6 +89,11 @@ class Differences(Hinting, list[Difference]):
     leaves: int = 0
     modules: Mapping[str, Change] = {}  # replaced, not changed
 
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, str):
+            raise TypeError(f"{index!r} is no index: use {{it.path: it for it in differences}}")
+        return list.__getitem__(self, index)
+
     def __repr__(self) -> str:
         rows = map(_row, self[:MOST_ROWS])
         more = [f"  and {len(self) - MOST_ROWS} more"] * (len(self) > MOST_ROWS)

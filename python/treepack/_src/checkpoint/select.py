@@ -106,8 +106,10 @@ class Selector:
         for typo in typos:
             parts = self._given[typo]
             are_names = type(parts) is tuple and all(isinstance(part, str) for part in parts)
-            if are_names and len(parts) > 1 and not Selector([*parts]).unmatched(paths):
-                error += f". A tuple is one path: for several patterns, pass a list: {[*parts]}"
+            if are_names and not Selector([*parts]).unmatched(paths):
+                several = f"for several patterns, pass a list: {[*parts]}"
+                cure = several if len(parts) > 1 else f"pass {parts[0]!r}"
+                raise TreepackError(f"{error}. A tuple is one path, by its keys: {cure}")
         hints = [_keyed, _separated, _dotted, _starred, _deeper, _escaped, _cased, _paths.similar]
         if name == "select":
             hints.insert(0, _negated)

@@ -18,8 +18,8 @@ class SizesError(ValueError):
 
 
 class UnknownSizeError(SizesError):
-    def __init__(self, axis: str, keyword: str, remedy: str):
-        super().__init__(f"the size of {axis} is unknown: pass {remedy}")
+    def __init__(self, axis: str, keyword: str, remedy: str, where: str = ""):
+        super().__init__(f"the size of {axis} {where}is unknown: pass {remedy}")
         self.keyword = keyword
 
 
@@ -137,7 +137,8 @@ def solve(rule: Rule, given: Given) -> dict[str, int]:
             remedy += f", or leave {axis} out of the side with {len(parts)} arrays, if each is one"
         if rule.here.is_file and all(shape is None for shape in there):
             remedy += ", or a template to treepack.load"
-        raise UnknownSizeError(axis, example, remedy)
+        where = f"in each of the {len(parts)} arrays " if is_part and axis in sizes else ""
+        raise UnknownSizeError(axis, example, remedy, where)
     return known
 
 
