@@ -738,3 +738,22 @@ def test_a_damaged_leaf_without_a_value_of_the_template_warns(missing: Any) -> N
         warnings.simplefilter("error")
         treepack.load("m", tree, on_corrupt="skip", missing=missing)
         treepack.load("m", template, on_corrupt="skip", missing=missing, return_report=True)
+
+
+def test_parameters_that_are_trained_from_now_on() -> None:
+    """Where they were frozen, the file has no moments, which `strict=False` would restore."""
+    params = {"base": WEIGHT, "head": WEIGHT}
+
+    def moments(**labels: str) -> Any:
+        parts = {"trained": optax.adam(1.0), "frozen": optax.set_to_zero()}
+        return optax.multi_transform(parts, labels).init(params)
+
+    data = treepack.dumps(moments(base="frozen", head="trained"))
+    template = moments(base="trained", head="trained")
+    with pytest.raises(treepack.MismatchError, match=r"mu/base: .* an empty container") as caught:
+        treepack.load(data, template)
+    assert 'Pass missing="target"' in str(caught.value)
+    assert "strict=False" not in str(caught.value)
+    found, report = treepack.load(data, template, missing="target", return_report=True)
+    assert jax.tree.structure(found) == jax.tree.structure(template)
+    assert {path.split("/")[-1] for path in report.kept} == {"base"}

@@ -28,6 +28,7 @@ from treepack._src.pytree.kinds import is_function
 
 # Describes the missing side of a mismatch.
 NOTHING = "nothing"
+EMPTY = "nothing: an empty container or code"
 
 # Begins the description of a node that the file, or the template, has in another place, too.
 NODE_OF = "the node of "
@@ -67,7 +68,7 @@ def described(value: Any) -> str:
     if isinstance(value, Mapping):
         keys = sorted(str(key) for key, child in value.items() if child is not ABSENT)
         if not keys:
-            return "nothing: an empty container or code"
+            return EMPTY
         more = "" if len(keys) <= _MOST_KEYS else f" and {len(keys) - _MOST_KEYS} more"
         return f"a subtree with the keys {keys[:_MOST_KEYS]}{more}"
     return "None" if value is None else type(value).__name__

@@ -10,7 +10,7 @@ from treepack._src import paths as _paths
 from treepack._src.paths import ROOT, Trail
 from treepack._src.printable import printable, shortened
 from treepack._src.pytree.kinds import kind_of
-from treepack._src.restore.compare import A_DTYPE, A_SHARDING, NODE_OF, NOTHING, VALUES_OF
+from treepack._src.restore.compare import A_DTYPE, A_SHARDING, EMPTY, NODE_OF, NOTHING, VALUES_OF
 from treepack.errors import Mismatch
 
 # Matches the description of an array of floats or integers: its kind and shape.
@@ -206,8 +206,11 @@ def about_names(
         mismatch.found == NOTHING and mismatch.path not in unruled for mismatch in mismatches
     ):
         yield 'Pass missing="target" to treepack.load to keep leaves that the file lacks.'
-    elif any(mismatch.found == "None" for mismatch in mismatches):
-        yield 'Pass missing="target" to treepack.load to keep leaves that are None in the file.'
+    elif any(mismatch.found in ("None", EMPTY) for mismatch in mismatches):
+        yield (
+            'Pass missing="target" to treepack.load to keep leaves that are None or empty in the '
+            "file."
+        )
     is_more = min(more, default=0) < 0 or any(
         mismatch.expected == NOTHING for mismatch in mismatches
     )

@@ -18,7 +18,7 @@ from treepack._src.leaves.signature import like_scalar, signature
 from treepack._src.options import Reading, Strict
 from treepack._src.paths import PathBudget, Trail
 from treepack._src.printable import printable
-from treepack._src.restore.compare import NOTHING, difference
+from treepack._src.restore.compare import EMPTY, NOTHING, difference
 from treepack._src.restore.hints import (
     Level,
     about_axes,
@@ -137,7 +137,8 @@ class Restore:
         hints += texts[:_MOST_LACKS]
         hints += about_leaves(mismatches) if is_native else ()
         if self.flax_message is None and not any(
-            NOTHING in mismatch[1:3] or (is_native and is_reshaped(mismatch))
+            NOTHING in mismatch[1:3]
+            or (is_native and (mismatch.found in ("None", EMPTY) or is_reshaped(mismatch)))
             for mismatch in mismatches
         ):
             hints.append("Pass strict=False to take the shapes and dtypes of the file.")
