@@ -169,6 +169,22 @@ def test_tolerances_and_the_repr() -> None:
     assert len(lines) == 20
 
 
+def test_tolerances_are_those_of_each_element() -> None:
+    """Small elements by `atol`, large ones by `rtol`, as in NumPy."""
+    one = {"w": np.array([0.0, 1.0, 1e6]), "rate": 0.5, "n": 10**400, "count": 1000}
+    other = {"w": one["w"] + [1e-9, 1e-9, 0.1], "rate": 0.5 + 1e-9, "n": 10**400, "count": 1001}
+    assert [it.path for it in treepack.diff(one, other)] == ["w", "rate", "count"]
+    assert [it.path for it in treepack.diff(one, other, rtol=1e-6, atol=1e-8)] == ["count"]
+    assert not treepack.diff(one, other, rtol=1e-2, atol=1e-8)
+    found = treepack.diff(one, {**other, "n": 10**400 + 1}, atol=1e-8, rtol=1e-8)
+    assert [it.path for it in found] == ["w", "n", "count"]
+    assert found[0].text == "1 element, by 0.1 at most, relative 1e-07"
+    with_infinity = {"w": np.array([np.inf, 1.0]), "x": float("inf")}
+    without = {"w": np.array([5.0, np.nan]), "x": 5.0}
+    found = treepack.diff(with_infinity, without, rtol=1.0, atol=1.0)
+    assert [it.text[:9] for it in found] == ["2 element", "inf and 5"]
+
+
 @pytest.mark.parametrize(
     ("dtype", "one", "other", "text"),
     [

@@ -132,8 +132,9 @@ def diff(
     Args:
       one: Anything that `open` takes, an open `File` or a `Tree` of one, or a tree.
       other: Likewise.
-      rtol: The relative tolerance for values.
-      atol: The absolute tolerance for values.
+      rtol: The relative tolerance for numbers: an element counts if it differs by more than
+        `atol + rtol * max(abs(one), abs(other))`.
+      atol: The absolute tolerance for numbers.
       stats: Whether to compute norms, changes and NaNs of each module, as `modules`.
       mapping: A `Mapping`, or its rules, by which `one` is read, as a tree of the layout of
         `other`.
@@ -263,14 +264,13 @@ def _difference(left: Any, right: Any, rtol: float, atol: float) -> tuple[str, s
     if isinstance(left, LazyArray) and isinstance(right, LazyArray):
         if left.shape != right.shape:
             return "shape", f"{_kind(left)} and {_kind(right)}"
-        distance = compared(left, right)
-        is_near = distance.absolute <= atol or distance.relative <= rtol
+        distance = compared(left, right, rtol, atol)
         names = _dtypes.shown(left.dtype), _dtypes.shown(right.dtype)
         if names[0] != names[1]:
             apart = "" if distance.elements == 0 else f", {_apart(distance)}"
             return "dtype", f"{names[0]} and {names[1]}{apart}"
-        return None if distance.elements == 0 or is_near else ("values", _apart(distance))
-    if type(left) is type(right) and _equal(left, right):
+        return None if distance.elements == 0 else ("values", _apart(distance))
+    if type(left) is type(right) and (_equal(left, right) or _near(left, right, rtol, atol)):
         return None
     texts = [_text(left), _text(right)]
     if isinstance(left, LazyArray) != isinstance(right, LazyArray):
@@ -299,6 +299,15 @@ def _equal(left: Any, right: Any) -> bool:
     return bool(left == right or (left != left and right != right))  # NaN
 
 
+def _near(left: Any, right: Any, rtol: float, atol: float) -> bool:
+    if type(left) in (int, float, complex):
+        with contextlib.suppress(OverflowError):  # of integers that no float can be
+            distance = abs(left - right)
+            most = atol + rtol * max(abs(left), abs(right))
+            return math.isfinite(distance) and distance <= most
+    return False
+
+
 def _kind(leaf: Any) -> str:
     if isinstance(leaf, LazyArray):
         return kind_text(("array", _dtypes.shown(leaf.dtype), leaf.shape))
@@ -318,7 +327,8 @@ class Apart(NamedTuple):
     elements: int
 
 
-def compared(one: LazyArray, other: LazyArray) -> Apart:
+def compared(one: LazyArray, other: LazyArray, rtol: float, atol: float) -> Apart:
+    """Counts and measures the elements that differ by more than `atol + rtol * size`."""
     absolute = relative = 0.0
     count = 0
     for left, right, distance in pairs(one, other):
@@ -326,10 +336,14 @@ def compared(one: LazyArray, other: LazyArray) -> Apart:
         if not differs.any():
             continue
         left, right, distance = left[differs], right[differs], distance[differs]
-        count += distance.size
         with np.errstate(all="ignore"):
             size = np.maximum(np.abs(left), np.abs(right))
             far = np.where(np.isinf(distance), np.inf, distance / size)
+            differs = np.isinf(distance) | (distance > atol + rtol * size)
+        if not differs.any():
+            continue
+        distance, far = distance[differs], far[differs]
+        count += distance.size
         absolute = max(absolute, float(distance.max()))
         relative = max(relative, float(far.max()))
     return Apart(absolute, relative, count)
