@@ -495,7 +495,7 @@ def test_values_that_lie_deeper_on_one_side(deeper: str) -> None:
         treepack.load(data, template)
     short, long = "m/bias", "m/bias/value"
     first = {long: short} if deeper == "template" else {short: long}
-    assert f"Pass mapping={first} and so on to treepack.load" in str(caught.value)
+    assert f"Pass mapping={first} and so on, or" in str(caught.value)
     paths = [it.path for it in caught.value.mismatches]
     assert paths == ["m/bias", "m/kernel"]
     mappings: list[Any] = [{f"{it}/value": it for it in paths}]
@@ -538,7 +538,7 @@ def test_none_in_the_file_is_missing(whole: bool, options: dict[str, Any], tmp_p
     assert treepack.load(tmp_path / "f", {**HELD, "b": None}, missing="target")["b"] is None
     with pytest.raises(treepack.MismatchError, match=r"o/count: expected float32.*found None") as e:
         treepack.load(tmp_path / "f", HELD)
-    assert 'Pass missing="target" to treepack.load to keep leaves that are None' in str(e.value)
+    assert 'Pass missing="target" to keep leaves that are None' in str(e.value)
     assert "exclude=" not in str(e.value)
 
 

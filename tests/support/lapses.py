@@ -31,6 +31,8 @@ LAPSES: list[Row] = [
         "treepack.Subscriber('policy').wait(newer_than=0)"]),
     ("treepack.Subscriber('policy').latest(timeout=1)", "wait of a treepack.Subscriber takes it", [
         "treepack.Subscriber('policy').wait(timeout=1)"]),
+    ("treepack.Subscriber('policy').latest({**TREE, 'none': 0})", 'missing="target" to keep', [
+        "treepack.Subscriber('policy').latest({**TREE, 'none': 0}, missing='target')"]),
     ("treepack.Keep(metric='loss', mode='min')", r'pass best=\("loss", 1, "min"\)', [
         "treepack.Keep(best=('loss', 1, 'min'))"]),
     ("treepack.diff('model', {})['params/w']", r"no index: use \{it.path: it for it in differ", [

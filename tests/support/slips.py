@@ -43,7 +43,7 @@ TEMPLATES: list[Row] = [
         r"in its place\.$", [
         "load('deep', {**TREE, 'params': {'x': TREE['params']}})"]),
     ("load('model', {'param': TREE['params'], 'step': 3})",
-        r"Pass mapping=\{'param': 'params'\} to treepack.load if this is its name in the file", [
+        r"Pass mapping=\{'param': 'params'\} if this is its name in the file", [
         "load('model', {'param': TREE['params'], 'step': 3}, mapping={'param': 'params'})"]),
     ("load('model', {'params': {'ww': TREE['params']['w'], 'bb': TREE['params']['b']}, 'step': 3})",
         "Pass mapping={'params/ww': 'params/w', 'params/bb': 'params/b'} to .* these are their", [
@@ -57,9 +57,9 @@ TEMPLATES: list[Row] = [
         r"expected 3 elements, .*\nPass missing=\"target\".*\nPass mismatched=\"target\" ", [
         "load(dumps([np.ones((2, 3)), np.ones(2)]), [np.ones((2, 4)), np.ones(2), np.ones(3)],"
         " missing='target', mismatched='target')"]),
-    ("load('model', {**TREE, 'params': 3})", "Pass exclude='params' to treepack.load to keep", [
+    ("load('model', {**TREE, 'params': 3})", "Pass exclude='params' to keep", [
         "load('model', {**TREE, 'params': 3}, exclude='params')"]),
-    ("load('model', {**TREE, 'step': {'a': 3, 'b': 4}})", "Pass exclude='step' to treepack.load", [
+    ("load('model', {**TREE, 'step': {'a': 3, 'b': 4}})", "Pass exclude='step' to keep", [
         "load('model', {**TREE, 'step': {'a': 3, 'b': 4}}, exclude='step')"]),
     ("load('model', with_w((2, 3), np.int32), cast=True)",
         "not cast to each other: pass strict=False, and call astype on the result", [

@@ -40,9 +40,7 @@ _BEGINNINGS = {
         "The file has a typed key: load it in place of a jax.random.key, and call "
         "jax.random.key_data on it."
     ),
-    ("a container of the type ", ""): (
-        "Pass strict=True to treepack.load to accept containers of other types."
-    ),
+    ("a container of the type ", ""): ("Pass strict=True to accept containers of other types."),
     ("", NODE_OF): (
         "JAX copies shared nodes of nnx: make the template without jax.tree.map and jax.jit, "
         "or with jax.eval_shape, whose nodes are joined as in the file."
@@ -171,7 +169,7 @@ def about_names(
     if deeper is not None:
         old, new = map(str, deeper)
         yield (
-            f"Pass mapping={{{printable(new)!r}: {printable(old)!r}}} and so on to treepack.load, "
+            f"Pass mapping={{{printable(new)!r}: {printable(old)!r}}} and so on, "
             "or a function of paths of the template: one side has its leaves one level deeper."
         )
     shapes = (_SHAPE.fullmatch(mismatch.expected) for mismatch in mismatches)
@@ -194,7 +192,7 @@ def about_names(
     elif {NOTHING} <= {mismatch.found for mismatch in mismatches} & {
         mismatch.expected for mismatch in mismatches
     }:
-        others = "Pass mapping= to treepack.load" if names_of is None else "Change mapping="
+        others = "Pass mapping=" if names_of is None else "Change mapping="
         yield f"{others} if leaves have other names in the file."
     if any(_LENGTH.match(it.expected) and it.found.startswith("a subtree") for it in mismatches):
         yield "The file has a dict there: pass one with its keys in place of the list or tuple."
@@ -205,18 +203,15 @@ def about_names(
     if max(more, default=0) > 0 or any(
         mismatch.found == NOTHING and mismatch.path not in unruled for mismatch in mismatches
     ):
-        yield 'Pass missing="target" to treepack.load to keep leaves that the file lacks.'
+        yield 'Pass missing="target" to keep leaves that the file lacks.'
     elif any(mismatch.found in ("None", EMPTY) for mismatch in mismatches):
-        yield (
-            'Pass missing="target" to treepack.load to keep leaves that are None or empty in the '
-            "file."
-        )
+        yield ('Pass missing="target" to keep leaves that are None or empty in the file.')
     is_more = min(more, default=0) < 0 or any(
         mismatch.expected == NOTHING for mismatch in mismatches
     )
     if is_more:
         yield (
-            'Pass unexpected="ignore" to treepack.load to ignore leaves that the template lacks, '
+            'Pass unexpected="ignore" to ignore leaves that the template lacks, '
             "or select= to load fewer leaves."
         )
     for mismatch in mismatches:
@@ -229,10 +224,7 @@ def about_names(
             and mismatch.path != ROOT
         )
         if is_other and NOTHING not in (mismatch.expected, mismatch.found):
-            yield (
-                f"Pass exclude={printable(mismatch.path)!r} to treepack.load to keep this part of "
-                "the template."
-            )
+            yield (f"Pass exclude={printable(mismatch.path)!r} to keep this part of the template.")
             break
 
 
@@ -292,7 +284,7 @@ def about_axes(
 
 def _mapped(rules: str, names_of: Mapping[str, str] | None, has_function: bool) -> str:
     if names_of is None:
-        return f"Pass mapping={{{rules}}} to treepack.load"
+        return f"Pass mapping={{{rules}}}"
     if has_function:
         return f"Let the function of mapping= return the values of {{{rules}}} for these paths"
     return f"Add {{{rules}}} to mapping="
@@ -364,10 +356,7 @@ def about_leaves(mismatches: list[Mismatch]) -> Iterator[str]:
     if any(
         None not in (ours, theirs) and ours != theirs and not same for ours, theirs, same in shapes
     ):
-        yield (
-            'Pass mismatched="target" to treepack.load to keep arrays whose shape differs in the '
-            "file."
-        )
+        yield ('Pass mismatched="target" to keep arrays whose shape differs in the file.')
     numbers = [
         (_CASTABLE.fullmatch(mismatch.expected), _CASTABLE.fullmatch(mismatch.found))
         for mismatch in mismatches
