@@ -33,6 +33,10 @@ LAPSES: list[Row] = [
         "treepack.Subscriber('policy').wait(timeout=1)"]),
     ("treepack.Subscriber('policy').latest({**TREE, 'none': 0})", 'missing="target" to keep', [
         "treepack.Subscriber('policy').latest({**TREE, 'none': 0}, missing='target')"]),
+    ("treepack.Series('run').resume(state=TREE)", "pass it as template=$", [
+        "treepack.Series('run').resume(template=TREE)"]),
+    ("treepack.load_exported('model', params=TREE)", r'load\(path, {"params": template}, select=', [
+        "load('model', {'params': TREE['params']}, select='params')"]),
     ("treepack.Keep(metric='loss', mode='min')", r'pass best=\("loss", 1, "min"\)', [
         "treepack.Keep(best=('loss', 1, 'min'))"]),
     ("treepack.diff('model', {})['params/w']", r"no index: use \{it.path: it for it in differ", [

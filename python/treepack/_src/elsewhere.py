@@ -20,7 +20,11 @@ OPTIONS = [
     ("template item like tree state pytree params", "target", "pass it as target="),
     ("mmap_mode", "mmap", "leave it out: files are mapped, and copy=True makes writable arrays"),
     ("save_args save_kwargs", "separator", "leave it out: save has dtype=, compress= and durable="),
-    ("target item like abstract_state abstract_pytree", "template", "pass it as template="),
+    (
+        "target item like abstract_state abstract_pytree params state tree pytree",
+        "template",
+        "pass it as template=",
+    ),
     ("overwrite force replace exist_ok mode", "durable", "leave it out: saving always replaces"),
     (
         "async_ async_save asynchronous is_async use_async use_thread block blocking",
@@ -158,6 +162,11 @@ OPTIONS = [
     ("max_to_keep keep_last keep_n", "last", "pass last="),
     ("keep_period", "keep", "pass keep=treepack.Keep(every=1000)"),
     ("best_fn best_mode best", "keep", 'pass keep=treepack.Keep(best=("loss", 1, "min"))'),
+    (
+        "params template target like tree state",
+        "mmap",
+        'treepack.load(path, {"params": template}, select="params") takes one',
+    ),
 ]
 
 
