@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
+from flax import nnx, traverse_util
 from flax.training.train_state import TrainState
 from safetensors.numpy import save_file
 from upath import UPath
@@ -757,3 +757,19 @@ def test_parameters_that_are_trained_from_now_on() -> None:
     found, report = treepack.load(data, template, missing="target", return_report=True)
     assert jax.tree.structure(found) == jax.tree.structure(template)
     assert {path.split("/")[-1] for path in report.kept} == {"base"}
+
+
+@pytest.mark.parametrize("separator", ["/", "."])
+def test_names_that_are_whole_paths_in_the_file(separator: str) -> None:
+    nested = {"enc": {"dense": {"w": WEIGHT, "b": np.ones(3)}}, "head": {"w": WEIGHT + 1}}
+    flat = traverse_util.flatten_dict(nested, sep=separator)
+    for place in ("flat", *["flat.safetensors"] * (separator == "/")):
+        treepack.save(place, flat)
+        with pytest.raises(treepack.MismatchError, match="Pass mapping=lambda") as caught:
+            treepack.load(place, nested)
+        found = re.search(
+            r"Pass mapping=(.*) if the names in the file are joined", str(caught.value)
+        )
+        assert found is not None
+        assert "mapping={" not in str(caught.value)
+        assert not treepack.diff(treepack.load(place, nested, mapping=eval(found[1])), nested)

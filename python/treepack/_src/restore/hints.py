@@ -185,6 +185,8 @@ def about_names(
     if of_rules and not has_function:
         new, old = printable(of_rules[0].path), printable(of_rules[0].similar)
         yield f"Write {new!r} in place of {old!r} in the rules of mapping=, if this is its name."
+    elif names_of is None and (joined := _joined(mismatches)):
+        yield joined
     elif similar:
         pairs = shortened((f"{new!r}: {old!r}" for old, new in similar.items()), len(similar))
         names = "this is its name" if len(similar) == 1 else "these are their names"
@@ -226,6 +228,22 @@ def about_names(
         if is_other and NOTHING not in (mismatch.expected, mismatch.found):
             yield (f"Pass exclude={printable(mismatch.path)!r} to keep this part of the template.")
             break
+
+
+def _joined(mismatches: list[Mismatch]) -> str:
+    """Returns a hint if the file has leaves whose names are whole paths, as of `flatten_dict`."""
+    more = [it.path for it in mismatches if it.expected == NOTHING]
+    for mismatch in mismatches:
+        if mismatch.found != NOTHING or not mismatch.expected.startswith("a subtree"):
+            continue
+        for between in ("~1", "."):
+            for path in more:
+                if "/" not in path and path.startswith(f"{mismatch.path}{between}"):
+                    return (
+                        f"Pass mapping=lambda path: path.replace('/', {between!r}) if the names in "
+                        f"the file are joined, as {printable(path)!r}."
+                    )
+    return ""
 
 
 def _is_of_rules(path: str, names_of: Mapping[str, str] | None) -> bool:
