@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 import treepack._core as core
-from treepack._src.arrays.memory import copy, has_rows, memory_of
+from treepack._src.arrays.memory import copy, has_rows, in_memory_order, in_rows, memory_of
 
 # Wider dtypes that the core reads and writes; NumPy converts others.
 _SOURCES = ("float16", "bfloat16", "float32", "float64")
@@ -35,23 +35,30 @@ def apply(
     """
     if target.size == 0:
         return
+    before = source.ndim - len(block)
+    blocks = [(size, 0) for size in source.shape]
+    factors = None
+    if scales is not None:
+        start = start or [0] * len(block)
+        blocks[before:] = zip(block, map(int.__mod__, start, block), strict=True)
+        box = zip(start, source.shape[before:], block, strict=True)
+        inside = [slice(at // each, (at + size - 1) // each + 1) for at, size, each in box]
+        factors = np.asarray(scales[tuple(inside)], np.float32)
+        factors = factors.reshape([1] * before + [*factors.shape])
+    if source.itemsize < target.itemsize and not has_rows(target):  # fewer bytes are rearranged
+        order = in_memory_order(target)
+        blocks = [blocks[axis] for axis in order]
+        factors = None if factors is None else factors.transpose(order)
+        source, target = source.transpose(order), target.transpose(order)
     if not (_is_among(source, _SOURCES) or source.itemsize == 1):
         source = source.astype(np.float32, order="C")
     elif not has_rows(source):
-        source = source.copy(order="C")
+        source = in_rows(source, threads=threads)
     into = target
     if not _is_among(target, _TARGETS):
         into = np.empty(target.shape, np.float32)
     elif not has_rows(target):
         into = np.empty(target.shape, target.dtype)
-    blocks = [(size, 0) for size in source.shape]
-    if scales is not None:
-        start = start or [0] * len(block)
-        sizes = source.shape[source.ndim - len(block) :]
-        blocks[source.ndim - len(block) :] = zip(block, map(int.__mod__, start, block), strict=True)
-        box = zip(start, sizes, block, strict=True)
-        inside = [slice(at // each, (at + size - 1) // each + 1) for at, size, each in box]
-        scales = np.ascontiguousarray(scales[tuple(inside)], np.float32).reshape(-1)
     core.convert(
         memory_of(source),
         _table(source.dtype) if source.itemsize == 1 else source.dtype.name,
@@ -59,7 +66,7 @@ def apply(
         into.dtype.name,
         source.shape,
         blocks,
-        scales,
+        None if factors is None else np.ascontiguousarray(factors).reshape(-1),
         scale=scale,
         add=add,
         threads=threads,
