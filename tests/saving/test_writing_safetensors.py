@@ -164,6 +164,13 @@ def test_other_leaves_are_an_error_with_their_path(tmp_path: Path, name: str) ->
     assert [*tmp_path.iterdir()] == []
 
 
+def test_tuples_in_names_warn(tmp_path: Path) -> None:
+    """As of `flax.traverse_util.flatten_dict`."""
+    flat = {"params": {("enc", "kernel"): np.ones(2)}}
+    with pytest.warns(UserWarning, match=r"'enc.kernel', save .*unflatten_dict\(tree\)"):
+        treepack.save(tmp_path / "saved.safetensors", flat)
+
+
 def test_a_deleted_array_is_named(tmp_path: Path) -> None:
     array = jnp.arange(3) + 1
     array.delete()

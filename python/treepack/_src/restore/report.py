@@ -137,7 +137,7 @@ class Coverage:
         ):
             raise MismatchError(
                 "no leaf of the file fits the template, so nothing is loaded: pass mapping= if "
-                "leaves have other names, or return_report=True to treepack.load to allow it; the "
+                "leaves have other names (treepack.load with return_report=True allows it); the "
                 "template has "
                 f"{_listed([leaf.path for leaf in kept])}, "
                 f"the file {_listed(there)}",

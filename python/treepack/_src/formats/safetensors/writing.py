@@ -46,7 +46,7 @@ from treepack._src.formats.safetensors.header import (
 )
 from treepack._src.leaves.leaves import classify, explain, holds_data
 from treepack._src.options import Progress, Static, Tell, Writing, progress_bar
-from treepack._src.printable import bytes_of, printable
+from treepack._src.printable import bytes_of, printable, warn
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.registry.code import is_code
 from treepack._src.sharded.files import MANIFEST
@@ -57,7 +57,20 @@ from treepack.errors import BusyError, CorruptionError, TreepackError, Unseriali
 _PLAIN = (bool, int, float, complex, str, bytes)
 
 
+def _tuple_in(tree: Any) -> tuple[Any, ...] | None:
+    for key, child in tree.items() if isinstance(tree, dict) else ():
+        found = key if type(key) is tuple else _tuple_in(child)
+        if found is not None:
+            return found
+    return None
+
+
 def leaves_to_save(tree: Any, static: Static) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if (key := _tuple_in(tree)) is not None:
+        warn(
+            f"the key {key!r:.100} becomes a part of a name, as it is: for names such as "
+            f"{'.'.join(map(str, key))!r:.100}, save flax.traverse_util.unflatten_dict(tree)"
+        )
     for parts, leaf in leaves_of(tree, ()):
         if not parts:
             raise TreepackError(
