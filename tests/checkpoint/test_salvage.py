@@ -33,6 +33,7 @@ import treepack._core as core
 from commands import call
 from treepack import serialization
 from treepack._src.formats.safetensors.header import INDEX
+from treepack._src.readers.reader import Reader
 from treepack._src.saving import sharded
 from treepack._src.sharded.files import MANIFEST
 from trees import altered, assert_same
@@ -625,6 +626,20 @@ def test_damaged_metadata_are_left_out(tmp_path: Path, suffix: str) -> None:
     assert_same(treepack.load(target), tree)
     with treepack.open(target) as file:
         assert not file.metadata
+
+
+def test_a_leaf_that_is_left_out_is_not_also_unverified(tmp_path: Path) -> None:
+    """As of an array with shards in two files, each damaged in its way."""
+    path = tmp_path / "saved"
+    treepack.save(path, {"a": np.arange(100), "b": np.arange(100)})
+    data = bytearray(path.read_bytes())
+    data[data.index(np.arange(100).tobytes()) + 9] ^= 1
+    path.write_bytes(data)
+    unverified = mock.patch.object(Reader, "unverified", lambda self: self.catalog.leaf_values(0))
+    with unverified:
+        text = call("salvage", str(path), str(tmp_path / "copy"), status=1)
+    assert "left out a damaged leaf: a" in text
+    assert "\nb is not verified" in text
 
 
 def test_arrays_of_which_a_manifest_has_no_shards_are_corrupt(tmp_path: Path) -> None:

@@ -323,6 +323,7 @@ def _salvaged(tree: Tree, place: Place, progress: Progress) -> Copy:
         leaves = len([*ends_of(copy.tree)])
     unchecked = min(leaves, sum(status == "unchecked" for status in statuses.values()))
     salvage = Salvage(leaves, unchecked, bool(texts), texts)
-    if texts and (unverified := reader.unverified()):
+    unverified = [value for value in reader.unverified() if value not in lost] if texts else []
+    if unverified:
         texts.append(f"{reader.listed(unverified)} not verified, for lack of checksums")
     return copy._replace(salvage=salvage)
