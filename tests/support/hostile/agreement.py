@@ -35,7 +35,7 @@ Use = Callable[[str, Callable[[], Any]], Outcome]
 """Runs a use of a name."""
 
 
-_WITH_TEXT = (str, int, float, bool, type(None))
+_WITH_TEXT = (str, int, float, complex, bool, type(None))
 """Keys of these types have a text in paths."""
 
 
