@@ -261,7 +261,6 @@ def put(tree: dict[str, Any], parts: Sequence[str], leaf: Any) -> None:
 
 
 def elements(node: Mapping[str, T]) -> list[T] | None:
-    """Returns the children in order, if their keys count from 0."""
     keys = [str(at) for at in range(len(node))]
     return [node[key] for key in keys] if node.keys() == {*keys} else None
 

@@ -135,7 +135,6 @@ def bytes_of(size: str) -> int:
 
 @functools.lru_cache  # few kinds, of many leaves
 def kind_text(kind: tuple[Any, ...]) -> str:
-    """Formats the kind of a leaf: `float32[3,4]`, `int`."""
     if kind[0] == "array":
         return f"{printable(kind[1])}[{','.join(map(str, kind[2]))}]"
     if kind[0] == "prng_key":

@@ -446,7 +446,6 @@ class MappedReader(Reader):
         return type(self)(place, self._mapping, self.there)
 
     def lacks(self) -> dict[str, str]:
-        """Returns, by path, why leaves are missing or have another shape."""
         missing = [fault for fault in self.plan.faults if fault.is_missing]
         lacks = {fault.path: fault.text for fault in missing}
         for rule in self.plan.unused[:1] if missing else ():

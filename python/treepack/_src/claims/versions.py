@@ -120,7 +120,6 @@ class Versions:
             return Head(() if data is None else _versions(data), data, mark)
 
     def other_content(self) -> str | None:
-        """Describes the directory if it has other checkpoints in place of versions."""
         try:
             with open(self._path):
                 return "it is a checkpoint itself: load it"

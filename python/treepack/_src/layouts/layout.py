@@ -169,7 +169,6 @@ class Encoding(dict[str, Any]):
     def patched(
         cls, tree: Any, static: Static, base: core.Content | None
     ) -> tuple[core.Content, core.Content]:
-        """Returns the patch of a base, and the encoding, which is both without a base."""
         cls.check(tree)
         layout = cls(align=64, index=True, base=base).tree(tree, static=static)
         patch = core.Content.lent(layout.to_bytes(threads=None))

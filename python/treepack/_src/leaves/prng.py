@@ -107,7 +107,6 @@ _FEW = 64
 
 @functools.cache
 def _identity() -> Any:
-    """The fastest conversion from NumPy to a JAX array, by far."""
     import jax
 
     return jax.jit(lambda data: data)

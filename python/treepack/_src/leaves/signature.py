@@ -32,7 +32,6 @@ class Signature(NamedTuple):
         return self.shape == () and type(number) in _NUMBERS and type(number).__name__ == self.kind
 
     def holding(self, number: Any) -> np.ndarray | None:
-        """`None` if the dtype is too small."""
         try:
             with np.errstate(over="ignore"):
                 array = np.asarray(number, self.dtype)

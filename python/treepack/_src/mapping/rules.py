@@ -89,7 +89,6 @@ class Rule:
         return any(option is not None for option in given)
 
     def inverse(self) -> Rule:
-        """Returns the inverse rule; a ValueError if it would round, unless `inexact`."""
         if self.scales is not None:
             raise ValueError(
                 f"{self.text}: scales= has no inverse, since the blocks are not quantized again: "

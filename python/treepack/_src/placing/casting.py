@@ -75,7 +75,6 @@ class _Casts:
                 self._lost.setdefault((source.dtype, target.dtype), Counter())[path] += count
 
     def run(self) -> None:
-        """Drops the source arrays; a TreepackError if floats overflow."""
         run(self._work, self._threads)
         self._work.clear()
         for dtypes, counts in self._lost.items():

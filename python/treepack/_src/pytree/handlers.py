@@ -124,7 +124,6 @@ def _overridden_in(module: str, registry: dict[Any, Any]) -> set[type]:
 
 
 def _walked_natively(registry: dict[type, Any]) -> set[type]:
-    """Other threads may add to the registry."""
     return {ty for ty in _WALKED_NATIVELY if ty in registry}
 
 

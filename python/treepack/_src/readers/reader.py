@@ -125,7 +125,6 @@ class Reader:
 
     @property
     def damage(self) -> str | None:
-        """The damage outside of leaves that opening the file found."""
         return self._damage or self.catalog.damage
 
     @property

@@ -115,7 +115,6 @@ def _part(name: str) -> str:
 
 
 def _shared(children: Mapping[str, Any], state: Mapping[str, Any]) -> set[str]:
-    """Returns the names that have a node, or a leaf, in both."""
     return {
         name
         for name in children.keys() & state.keys()

@@ -84,7 +84,6 @@ class Folder:
         return self if directory == self.directory else type(self)(directory, self.begin)
 
     def warn_of_others(self, caller: str) -> None:
-        """Warns of checkpoints in a directory that has none of this prefix."""
         listing, start = self.listing(), f"{self.path().shown} has no checkpoint of the prefix"
         if (text := _other_content(listing.names())) is not None:
             warn(f"{start} {self.begin!r}: {text}")
@@ -103,7 +102,6 @@ class Folder:
         return False
 
     def _run_in(self, listing: Listing) -> str | None:
-        """Names a local directory in this one that has checkpoints of the prefix."""
         names = (entry.name for entry in listing.entries if entry.is_directory and self.is_local)
         for name in itertools.islice(names, _MOST_OTHERS):
             with contextlib.suppress(OSError):
@@ -153,7 +151,6 @@ _ITSELF = "it is a checkpoint itself: load it, or pass the directory above it"
 
 
 def _other_content(names: list[str]) -> str | None:
-    """Describes a directory that no series has saved to, by the names in it."""
     if Names(names).are_sharded:
         return _ITSELF
     if any(map(_VERSION.fullmatch, names)):

@@ -312,7 +312,7 @@ class Opened(NamedTuple):
         )
 
     def fetched(self) -> core.Content:
-        """Returns the content, in memory if it is remote and small: joining reads all of it."""
+        """Returns the content, in memory if it is remote and small."""
         blocks, content = self.blocks, self.content
         nbytes = max(content.nbytes, self.nbytes)
         if blocks is None or blocks.at_once == 1 or nbytes > _MOST_FETCHED:

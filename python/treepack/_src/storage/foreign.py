@@ -77,7 +77,7 @@ def _steps(names: list[str]) -> dict[int, str]:
 
 
 class WithoutManifest:
-    """A directory without a manifest, and the checkpoint that it contains, if any."""
+    """A directory that has no manifest."""
 
     def __init__(self, path: Address, manifest: str):
         self._path, self._manifest = path, manifest
