@@ -331,18 +331,15 @@ def compared(one: LazyArray, other: LazyArray, rtol: float, atol: float) -> Apar
     """Counts and measures the elements that differ by more than `atol + rtol * size`."""
     absolute = relative = 0.0
     count = 0
-    for left, right, distance in pairs(one, other):
-        differs = distance > 0
-        if not differs.any():
-            continue
-        left, right, distance = left[differs], right[differs], distance[differs]
+    for left, right, distance in pairs(one, other, all_blocks=False):
+        size = np.maximum(np.abs(left), np.abs(right))
         with np.errstate(all="ignore"):
-            size = np.maximum(np.abs(left), np.abs(right))
+            differs = distance > atol + (rtol * size if rtol else 0)
+            differs |= np.isinf(distance)
+            if not differs.any():
+                continue
+            distance, size = distance[differs], size[differs]
             far = np.where(np.isinf(distance), np.inf, distance / size)
-            differs = np.isinf(distance) | (distance > atol + rtol * size)
-        if not differs.any():
-            continue
-        distance, far = distance[differs], far[differs]
         count += distance.size
         absolute = max(absolute, float(distance.max()))
         relative = max(relative, float(far.max()))
