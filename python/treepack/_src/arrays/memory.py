@@ -29,17 +29,6 @@ def copy(source: np.ndarray, target: np.ndarray, *, threads: int | None = None) 
     core.copy_array(data, source.shape, itemsize, memory, at, strides, threads=threads)
 
 
-def in_memory_order(array: np.ndarray) -> list[int]:
-    return sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
-
-
-def in_rows(source: np.ndarray, *, threads: int | None = None) -> np.ndarray:
-    """Returns a copy in C order."""
-    order, target = in_memory_order(source), np.empty(source.shape, source.dtype)
-    copy(source.transpose(order), target.transpose(order), threads=threads)
-    return target
-
-
 def _whole(array: np.ndarray) -> np.ndarray:
     return array.base if isinstance(array.base, np.ndarray) else array
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 import treepack._core as core
-from treepack._src.arrays.memory import copy, has_rows, in_memory_order, in_rows, memory_of
+from treepack._src.arrays.memory import copy, has_rows, memory_of
 
 # Wider dtypes that the core reads and writes; NumPy converts others.
 _SOURCES = ("float16", "bfloat16", "float32", "float64")
@@ -46,14 +46,14 @@ def apply(
         factors = np.asarray(scales[tuple(inside)], np.float32)
         factors = factors.reshape([1] * before + [*factors.shape])
     if source.itemsize < target.itemsize and not has_rows(target):  # fewer bytes are rearranged
-        order = in_memory_order(target)
+        order = _order_of(target)
         blocks = [blocks[axis] for axis in order]
         factors = None if factors is None else factors.transpose(order)
         source, target = source.transpose(order), target.transpose(order)
     if not (_is_among(source, _SOURCES) or source.itemsize == 1):
         source = source.astype(np.float32, order="C")
     elif not has_rows(source):
-        source = in_rows(source, threads=threads)
+        source = _in_rows(source, threads)
     into = target
     if not _is_among(target, _TARGETS):
         into = np.empty(target.shape, np.float32)
@@ -78,6 +78,16 @@ def apply(
         return
     with np.errstate(over="ignore", invalid="ignore"):
         np.copyto(target, into, casting="unsafe")
+
+
+def _order_of(array: np.ndarray) -> list[int]:
+    return sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
+
+
+def _in_rows(source: np.ndarray, threads: int | None) -> np.ndarray:
+    order, rows = _order_of(source), np.empty(source.shape, source.dtype)
+    copy(source.transpose(order), rows.transpose(order), threads=threads)
+    return rows
 
 
 def _is_among(array: np.ndarray, names: Sequence[str]) -> bool:
