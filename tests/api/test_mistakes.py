@@ -127,7 +127,7 @@ PATHS: list[Row] = [
         "load('run/step_2')"]),
     ("open('run')", "'run/step_2'", ["open('run/step_2')"]),
     ("verify('series')", "'series/checkpoint_2'", ["verify('series/checkpoint_2')"]),
-    ("load('empty')", "'empty': .* is empty, .*: pass the path of a save, or wait", [
+    ("load('empty')", "'empty': .* is empty, .*: pass the path of a save, or of a file, or wait", [
         "save('empty', TREE, sharded=True)", "load('empty')"]),
     ("load('zero')", r"'zero': the file is empty \(0 bytes\): write or copy it again", [
         "save('zero', TREE)", "load('zero')"]),

@@ -46,7 +46,7 @@ TEMPLATES: list[Row] = [
         r"Pass mapping=\{'param': 'params'\} if this is its name in the file", [
         "load('model', {'param': TREE['params'], 'step': 3}, mapping={'param': 'params'})"]),
     ("load('model', {'params': {'ww': TREE['params']['w'], 'bb': TREE['params']['b']}, 'step': 3})",
-        "Pass mapping={'params/ww': 'params/w', 'params/bb': 'params/b'} to .* these are their", [
+        "Pass mapping={'params/ww': 'params/w', 'params/bb': 'params/b'} if these are their", [
         "load('model', {'params': {'ww': TREE['params']['w'], 'bb': TREE['params']['b']}, "
         "'step': 3}, mapping={'params/ww': 'params/w', 'params/bb': 'params/b'})"]),
     ("load('model', {**with_w((9, 9)), 'extra': np.ones(2)})",
