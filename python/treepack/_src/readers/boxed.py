@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -77,6 +77,10 @@ class BoxedArray(LazyArray):
 
     def ranges(self, bounds: Bounds) -> Iterator[RemoteRange]:
         return iter(())
+
+    def _ahead(self, *, lays: bool) -> Iterable[RemoteRange]:
+        # `_deferred` compares all elements with checksums, if there are some.
+        return () if lays and not self.reader.is_summed else super()._ahead(lays=False)
 
     def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
         self.compare()

@@ -253,12 +253,9 @@ class Reader:
         return fetching(self.file_ranges(places))
 
     def ahead(self, array: LazyArray, *, lays: bool) -> Iterable[RemoteRange]:
-        is_boxed = type(array) is not LazyArray
-        if self.is_local or (lays and is_boxed and not self.is_summed):
+        if self.is_local:
             return ()
-        # Boxes are compared with their checksums before they are copied; others by their headers.
-        is_whole = is_boxed or not lays
-        return array.ahead([range(size if is_whole else 0) for size in array.shape])
+        return array.ahead([range(0 if lays else size) for size in array.shape])  # with its header
 
     def fetched(self) -> core.Catalog | core.Content:
         catalog, content = self.catalog, self._content
