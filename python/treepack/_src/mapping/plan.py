@@ -188,19 +188,13 @@ class Planner:
                     rank = end, -len(pattern.indices)
                     if path in known or (path in lacking and rank <= lacking[path][0]):
                         continue
-                    here = rule.here.patterns[0]
                     below = ""
                     if rule.is_plain and is_used:
-                        translated = _translated(values, pattern, here)
+                        translated = _translated(values, pattern, rule.here.patterns[0])
                         if translated is None:  # out of the range
                             continue
                         values, below = translated, plain(_paths.parts(path))[end:].lstrip(".")
-                    texts = {name: f"{{{name}}}" for name in rule.here.indices}
-                    text = here.fill({**texts, **values})
-                    if below:
-                        separator = "." if "." in text and "/" not in text else "/"
-                        text = separator.join(filter(None, [text.strip("./"), below]))
-                    lacking[path] = rank, rule, text
+                    lacking[path] = rank, rule, _text_here(rule, values, below)
             if not is_reached and is_used:
                 plan.unreached.append(rule)
         for path, (_, rule, text) in lacking.items():
@@ -565,6 +559,15 @@ def _check_scaled(rule: Rule, dtype: np.dtype[Any]) -> None:
     is_whole = dtype.kind in "iu" and rule.dtype is None and rule.scales is None
     if rule.is_pointwise and is_whole:
         raise SizesError(f"scale= and add= of {dtype} need dtype=, such as 'float32'")
+
+
+def _text_here(rule: Rule, values: Mapping[str, str], below: str) -> str:
+    texts = {name: f"{{{name}}}" for name in rule.here.indices}
+    text = rule.here.patterns[0].fill({**texts, **values})
+    if not below:
+        return text
+    separator = "." if "." in text and "/" not in text else "/"
+    return separator.join(filter(None, [text.strip("./"), below]))
 
 
 def _below(parts: Sequence[str], end: int) -> list[str]:
