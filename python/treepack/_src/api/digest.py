@@ -18,6 +18,7 @@ from treepack._src.leaves.prng import Key
 from treepack._src.options import Static, StorageOptions
 from treepack._src.printable import count_text, printable, shortened
 from treepack._src.readers.reader import LazyArray, Reader
+from treepack._src.sharded.files import ShardFile
 from treepack._src.sharded.reading import unless_replaced
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import Opened, is_source
@@ -171,8 +172,7 @@ def digest_of(tree: Tree, threads: int | None, *, reads_stored: bool = False) ->
                 digests[path] = bytes(16)
         with fetching_arrays([*together.values(), *apart.values()]):
             joined = core.digests([*together.values()], threads=threads)
-            for number, path in enumerate(together):
-                digests[path] = joined[16 * number : 16 * (number + 1)]
+            digests.update(zip(together, ShardFile.split(joined), strict=True))
             for path, array in apart.items():
                 digests[path] = _of_windows(array, threads)
         return Digest(

@@ -40,7 +40,7 @@ _BEGINNINGS = {
         "The file has a typed key: load it in place of a jax.random.key, and call "
         "jax.random.key_data on it."
     ),
-    ("a container of the type ", ""): ("Pass strict=True to accept containers of other types."),
+    ("a container of the type ", ""): "Pass strict=True to accept containers of other types.",
     ("", NODE_OF): (
         "JAX copies shared nodes of nnx: make the template without jax.tree.map and jax.jit, "
         "or with jax.eval_shape, whose nodes are joined as in the file."
@@ -206,7 +206,7 @@ def about_names(
     ):
         yield 'Pass missing="target" to keep leaves that the file lacks.'
     elif any(mismatch.found in ("None", EMPTY) for mismatch in mismatches):
-        yield ('Pass missing="target" to keep leaves that are None or empty in the file.')
+        yield 'Pass missing="target" to keep leaves that are None or empty in the file.'
     is_more = min(more, default=0) < 0 or any(
         mismatch.expected == NOTHING for mismatch in mismatches
     )
@@ -225,7 +225,7 @@ def about_names(
             and mismatch.path != ROOT
         )
         if is_other and NOTHING not in (mismatch.expected, mismatch.found):
-            yield (f"Pass exclude={printable(mismatch.path)!r} to keep this part of the template.")
+            yield f"Pass exclude={printable(mismatch.path)!r} to keep this part of the template."
             break
 
 
@@ -373,7 +373,7 @@ def about_leaves(mismatches: list[Mismatch]) -> Iterator[str]:
     if any(
         None not in (ours, theirs) and ours != theirs and not same for ours, theirs, same in shapes
     ):
-        yield ('Pass mismatched="target" to keep arrays whose shape differs in the file.')
+        yield 'Pass mismatched="target" to keep arrays whose shape differs in the file.'
     numbers = [
         (_CASTABLE.fullmatch(mismatch.expected), _CASTABLE.fullmatch(mismatch.found))
         for mismatch in mismatches

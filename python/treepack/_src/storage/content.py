@@ -17,7 +17,7 @@ from treepack._src.forks import Locked
 from treepack._src.options import Buffer, Opening, Tell, progress_bar
 from treepack._src.storage import remote as _remote
 from treepack._src.storage.address import Address
-from treepack._src.storage.fetch import Blocks, fetching
+from treepack._src.storage.fetch import Blocks
 from treepack._src.storage.naming import naming
 from treepack._src.storage.urls import shown
 from treepack.errors import (
@@ -317,8 +317,7 @@ class Opened(NamedTuple):
         nbytes = max(content.nbytes, self.nbytes)
         if blocks is None or blocks.at_once == 1 or nbytes > _MOST_FETCHED:
             return content
-        with fetching([(blocks, (0, blocks.length))]):
-            return content.in_memory(progress=None)
+        return _remote.in_memory(content, blocks)
 
     @classmethod
     def record_of_patch(cls, source: Openable, max_size: int | None) -> bytes | None:

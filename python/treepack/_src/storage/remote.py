@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import treepack._core as core
-from treepack._src.options import Buffer, Progress, progress_bar
+from treepack._src.options import Buffer, Progress, Tell, progress_bar
 from treepack._src.storage.fetch import Blocks, fetching
 from treepack._src.storage.store import BadNameError
 from treepack._src.storage.stores import file_at, remote_store
@@ -86,7 +86,12 @@ def _reading(url: Url, part: str) -> Iterator[None]:
 
 def downloaded(url: Url, progress: Progress = None) -> core.Content:
     content, blocks = remote(url)
-    with progress_bar(progress, "load") as tell, fetching([(blocks, (0, blocks.length))]):
+    with progress_bar(progress, "load") as tell:
+        return in_memory(content, blocks, tell)
+
+
+def in_memory(content: core.Content, blocks: Blocks, tell: Tell | None = None) -> core.Content:
+    with fetching([(blocks, (0, blocks.length))]):
         return content.in_memory(progress=tell)
 
 
