@@ -4,12 +4,11 @@
 //! so blocks are summed by any thread, and the parts of a sharded array apart. Damage is found;
 //! an adversary can make other bytes with the same digest.
 
-use crc_fast::{CrcAlgorithm, checksum};
+use crc_fast::CrcAlgorithm;
 
-const NVME: u64 = 0x9a6c_9329_ac4b_c9b5;
-const XZ: u64 = 0xc96c_5795_d787_0f42;
+use super::fold::{POLYNOMIALS, fold};
 
-/// Multiplies polynomials modulo `polynomial`, all reflected: the highest bit is that of x^0.
+/// Multiplies polynomials modulo `polynomial`, all reflected.
 const fn multiply(a: u64, mut b: u64, polynomial: u64) -> u64 {
     let (mut product, mut bit) = (0, 64);
     while bit > 0 {
@@ -30,7 +29,7 @@ const fn powers(polynomial: u64) -> [u64; 64] {
     powers
 }
 
-static POWERS: [[u64; 64]; 2] = [powers(NVME), powers(XZ)];
+static POWERS: [[u64; 64]; 2] = [powers(POLYNOMIALS[0]), powers(POLYNOMIALS[1])];
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Digest([u64; 2]);
@@ -39,15 +38,24 @@ impl Digest {
     pub const BYTES: usize = 16;
 
     pub fn of(bytes: &[u8]) -> Self {
-        let algorithms = [CrcAlgorithm::Crc64Nvme, CrcAlgorithm::Crc64Xz];
-        Self(algorithms.map(|algorithm| checksum(algorithm, bytes)))
+        let mut crcs = [CrcAlgorithm::Crc64Nvme, CrcAlgorithm::Crc64Xz].map(crc_fast::Digest::new);
+        let rest = fold(bytes).map_or(bytes, |(folded, rest)| {
+            for (crc, folded) in crcs.iter_mut().zip(folded) {
+                crc.update(&folded);
+            }
+            rest
+        });
+        Self(crcs.map(|mut crc| {
+            crc.update(rest);
+            crc.finalize()
+        }))
     }
 
     /// Returns the digest of two parts, of which the second has `nbytes` bytes.
     #[must_use]
     pub fn join(self, second: Self, nbytes: u64) -> Self {
         let mut joined = self.0;
-        for (number, polynomial) in [NVME, XZ].into_iter().enumerate() {
+        for (number, polynomial) in POLYNOMIALS.into_iter().enumerate() {
             for k in (0..64).filter(|k| nbytes >> k & 1 == 1) {
                 joined[number] = multiply(POWERS[number][k], joined[number], polynomial);
             }
@@ -74,7 +82,7 @@ mod tests {
 
     /// One bit after the other, as the definition has it.
     fn bitwise(bytes: &[u8]) -> Digest {
-        Digest([NVME, XZ].map(|polynomial| {
+        Digest(POLYNOMIALS.map(|polynomial| {
             !bytes.iter().fold(!0, |crc: u64, byte| {
                 (0..8).fold(crc ^ u64::from(*byte), |crc, _| {
                     crc >> 1 ^ polynomial & (crc & 1).wrapping_neg()

@@ -4,6 +4,8 @@ pub(crate) mod error;
 
 pub mod watch;
 
+mod fold;
+
 pub mod digest;
 
 pub(crate) mod grow;
