@@ -88,10 +88,12 @@ def shown(dtype: np.dtype) -> str:
     return str(dtype.metadata[_PACKED]) if is_packed(dtype) and dtype.metadata else dtype.name
 
 
+@functools.lru_cache(maxsize=64)
 def is_complex(dtype: np.dtype) -> bool:
     return dtype.name.startswith(("complex", "bcomplex"))
 
 
+@functools.lru_cache(maxsize=64)
 def is_float(dtype: np.dtype) -> bool:
     return dtype.name.startswith(("float", "bfloat"))
 

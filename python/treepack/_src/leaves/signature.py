@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any, NamedTuple
 
@@ -24,9 +25,7 @@ class Signature(NamedTuple):
 
     @property
     def kind(self) -> str:
-        name = getattr(self.dtype, "name", str(self.dtype))
-        match = _KIND.match(name)
-        return str(name) if match is None else match[1]
+        return _kind(self.dtype)
 
     def is_like(self, number: Any) -> bool:
         return self.shape == () and type(number) in _NUMBERS and type(number).__name__ == self.kind
@@ -41,6 +40,13 @@ class Signature(NamedTuple):
 
 
 _KIND = re.compile(r"[bu]?(bool|int|float|complex)")
+
+
+@functools.lru_cache(maxsize=64)
+def _kind(dtype: Any) -> str:
+    name = str(getattr(dtype, "name", dtype))
+    match = _KIND.match(name)
+    return name if match is None else match[1]
 
 
 def signature(leaf: Any) -> Signature | None:

@@ -60,11 +60,13 @@ def index_key(index: tuple[slice, ...]) -> tuple[tuple[Any, Any], ...]:
 class _Casts:
     def __init__(self, threads: int | None, overflow: bool):
         self.overflow = overflow
-        self._threads = core.thread_count(threads)
+        self._threads = threads
+        self._elements = 0
         self._work: list[Callable[[], None]] = []
         self._lost: dict[tuple[np.dtype[Any], np.dtype[Any]], Counter[Trail]] = {}
 
     def add(self, source: np.ndarray, target: np.ndarray, path: Trail) -> None:
+        self._elements += target.size
         self._work.append(lambda: self.now(source, target, path))
 
     def now(self, source: np.ndarray | np.generic, target: np.ndarray, path: Trail) -> None:
@@ -75,8 +77,10 @@ class _Casts:
                 self._lost.setdefault((source.dtype, target.dtype), Counter())[path] += count
 
     def run(self) -> None:
-        run(self._work, self._threads)
+        is_large = self._elements > _CAST_ELEMENTS
+        run(self._work, core.thread_count(self._threads) if is_large else 1)
         self._work.clear()
+        self._elements = 0
         for dtypes, counts in self._lost.items():
             raise _dtypes.overflow_error(counts, *dtypes)
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import treepack._core as core
 from treepack._src.interop import jax as _jax
 from treepack._src.paths import Trail
 from treepack._src.placing.casting import LeafToPlace, index_key
@@ -68,7 +67,7 @@ def transfer(
         both = ((item.leaf, index) for item in others for index in parts_of(item))
         more = (each for leaf, index in both for each in leaf.ahead(leaf.box_at(index)))
         wanted = itertools.chain(ranges_of(boxes), more)
-        with fetching(wanted), reading(boxes, core.thread_count(threads)) as read:
+        with fetching(wanted), reading(boxes, threads) as read:
             if together is not None and items[0].replicas is not None:
                 placed = spread(together, batch, read)
             elif _is_split(place):

@@ -217,7 +217,7 @@ _NEARLY_WHOLE = 0.95
 
 
 @contextlib.contextmanager
-def reading(boxes: Iterable[Box], threads: int) -> Iterator[Callable[[Box], np.ndarray]]:
+def reading(boxes: Iterable[Box], threads: int | None) -> Iterator[Callable[[Box], np.ndarray]]:
     in_place = functools.partial(Box.read, align=ALIGN)
     copied = [box for box in boxes if not box.is_in_place]
     if not copied:
@@ -226,10 +226,11 @@ def reading(boxes: Iterable[Box], threads: int) -> Iterator[Callable[[Box], np.n
     for box, memory in zip(copied, core.fresh_memory([box.nbytes for box in copied]), strict=True):
         box.memory = memory
     stopped = Event()
-    each = max(1, threads // len(copied))
+    count = core.thread_count(threads)
+    each = max(1, count // len(copied))
     works: list[Callable[[], Any]] = [functools.partial(_prefetch, copied, stopped)]
     works += [functools.partial(box.read, each, stopped) for box in copied]
-    with _tasks.started(works, threads + 1, stopped) as (_, *tasks):
+    with _tasks.started(works, count + 1, stopped) as (_, *tasks):
         ahead = {id(box): task for box, task in zip(copied, tasks, strict=True)}
         yield lambda box: in_place(box) if box.is_in_place else ahead[id(box)].result()
 
