@@ -14,12 +14,13 @@ import pickle
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import ormsgpack
 from flax import serialization as flax
+from flax import struct
 
 import treepack
 from treepack import serialization
@@ -45,6 +46,29 @@ OTHERS = {
     },
     "5 numbers": {name: at for at, name in enumerate("abcde")},
 }
+
+
+class Transition(NamedTuple):
+    """A step of an environment."""
+
+    obs: Any
+    action: Any
+    reward: Any
+    done: Any
+
+
+@struct.dataclass
+class State:
+    """The same as a struct of flax."""
+
+    obs: Any
+    action: Any
+    reward: Any
+    done: Any
+
+
+FIELDS = (STEP["obs"], STEP["action"], 1.5, False)
+TYPED = {"a NamedTuple": Transition(*FIELDS), "a struct of flax": State(*FIELDS)}
 
 ARRAY = 1  # the code of the extension
 
@@ -113,6 +137,8 @@ def rows() -> Iterator[tuple[str, Call, str, Call]]:
             yield "from_bytes", lambda: serialization.from_bytes(STEP, encoded), peer, decode
     for name, tree in OTHERS.items():
         yield from beside_pickle(name, tree)
+    for name, tree in TYPED.items():
+        yield from beside_flax(name, tree)
 
 
 def beside_pickle(name: str, tree: Any) -> Iterator[tuple[str, Call, str, Call]]:
@@ -123,6 +149,23 @@ def beside_pickle(name: str, tree: Any) -> Iterator[tuple[str, Call, str, Call]]
     yield "loads", lambda: treepack.loads(dumped), "pickle", decode
     yield "loads(arrays='numpy')", lambda: treepack.loads(dumped, arrays="numpy"), "pickle", decode
     yield "loads(target)", lambda: treepack.loads(dumped, tree), "pickle", decode
+
+
+def beside_flax(name: str, tree: Any) -> Iterator[tuple[str, Call, str, Call]]:
+    """Yields the rows of a message beside flax alone."""
+    data = flax.to_bytes(tree)
+    yield (
+        f"to_bytes, {name}",
+        lambda: serialization.to_bytes(tree),
+        "flax",
+        lambda: flax.to_bytes(tree),
+    )
+    yield (
+        "from_bytes",
+        lambda: serialization.from_bytes(tree, data),
+        "flax",
+        lambda: flax.from_bytes(tree, data),
+    )
 
 
 def files(folder: Path) -> Iterator[tuple[str, Call, str, Call]]:

@@ -6,9 +6,10 @@ import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import flax.serialization  # noqa: F401  # its types need further looks
+import flax.serialization  # its types need further looks
+import flax.struct
 import jax  # noqa: F401
 import numpy as np
 import pytest
@@ -61,6 +62,40 @@ def test_calls_of_a_message(name: str, most: int, verb: Callable[[Any, bytes], A
     data = treepack.dumps(tree)
     found = calls(lambda: verb(tree, data))
     assert len(found) <= most, found
+
+
+class Transition(NamedTuple):
+    obs: Any
+    reward: Any
+
+
+@flax.struct.dataclass
+class Struct:
+    obs: Any
+    reward: Any
+
+
+VERBS: list[Callable[[Any, bytes], Any]] = [
+    lambda tree, data: treepack.dumps(tree),
+    lambda tree, data: treepack.loads(data, tree),
+    lambda tree, data: serialization.to_bytes(tree),
+    lambda tree, data: serialization.from_bytes(tree, data),
+]
+
+
+@pytest.mark.parametrize(
+    ("tree", "bounds"),
+    [
+        ({"obs": ARRAY, "reward": np.float32(1)}, (20, 24, 15, 15)),
+        (Transition(ARRAY, 1.5), (36, 40, 30, 24)),
+        (Struct(ARRAY, 1.5), (36, 40, 30, 24)),
+    ],
+)
+def test_calls_for_a_type(tree: Any, bounds: tuple[int, ...]) -> None:
+    data = treepack.dumps(tree)
+    for verb, most in zip(VERBS, bounds, strict=True):
+        found = calls(lambda verb=verb: verb(tree, data))  # type: ignore[misc]
+        assert len(found) <= most, found
 
 
 @pytest.mark.parametrize(

@@ -40,13 +40,15 @@ impl<'py> Matching<'py> {
     #[inline(never)]
     pub fn leaf(&self, target: &Bound<'py, PyAny>, state: &Bound<'py, PyAny>) -> PyResult<bool> {
         let is_array = target.get_type_ptr() == self.array;
-        if !is_array && !self.is_abstract_array(target)? {
+        if !is_array {
             let same = target.get_type_ptr() == state.get_type_ptr();
             if is_plain(target) {
                 return Ok(same || !self.strict);
             }
             // Numbers of one type have one dtype.
-            return Ok(same && self.is_number(target)?);
+            if same || !self.is_abstract_array(target)? {
+                return Ok(same && self.is_number(target)?);
+            }
         }
         if state.get_type_ptr() != self.array || (self.converts && !is_array) {
             return Ok(false);

@@ -73,11 +73,11 @@ def is_abstract_array(value: object) -> bool:
 
 
 def _class_of_array(value: np.ndarray | np.generic) -> Class:
+    if isinstance(value, np.generic):
+        return Class.SCALAR
     if isinstance(value, np.ma.MaskedArray):
         return Class.MASKED
-    if _has_attributes(value):
-        return Class.UNSUPPORTED
-    return Class.ARRAY if isinstance(value, np.ndarray) else Class.SCALAR
+    return Class.UNSUPPORTED if _has_attributes(value) else Class.ARRAY
 
 
 def _has_attributes(value: Any) -> bool:

@@ -92,7 +92,7 @@ def handlers_of(ty: type) -> Handlers | None:
         return own
     for module in _FOREIGN:
         functions = _registry_of(module).get(ty) if module in sys.modules else None
-        if functions is not None and not (is_builtin(ty) and is_from(functions[0], module)):
+        if functions is not None and not (is_from(functions[0], module) and is_builtin(ty)):
             return Handlers(*functions)
     return None
 

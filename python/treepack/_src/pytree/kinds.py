@@ -183,7 +183,7 @@ def kind_of(value: Any) -> NodeKind | None:
     if ty is Pruned:
         return PRUNED
     kind = BUILTIN.get(ty) or _known.get(ty)
-    if kind is not None:
+    if kind is not None or ty.__module__ == "numpy":  # arrays and scalars, which are leaves
         return kind
     kind = _without_handlers(value)
     if kind in (PARTIAL, NAMEDTUPLE, PYTREE):  # other types may be registered with JAX later

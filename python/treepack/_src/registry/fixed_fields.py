@@ -18,12 +18,20 @@ from treepack._src.interop.modules import is_from
 from treepack._src.pytree.containers import NodeKind, namedtuple_of
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.registry.fields import Fields
-from treepack._src.registry.types import TYPES, NodeType
+from treepack._src.registry.types import TYPES
 from treepack._src.registry.unregistered import unregistered
 
 
+class RecordedType(NamedTuple):
+    """The parts of a `NodeType` in records, without a reference to the type."""
+
+    name: str
+    fields: Fields | None
+    version: int
+
+
 class FixedFields(NamedTuple):
-    """The attributes that all nodes of a type have.
+    """The attributes that all nodes of a type have. Refers to no type that JAX does not keep.
 
     Attributes:
       static: The names of the static data; `None` if unknown.
@@ -43,23 +51,40 @@ class FixedFields(NamedTuple):
     exactly: int | None = None
     code: bool = False
     pytree: bool = False
-    type: NodeType | None = None
+    type: RecordedType | None = None
+
+
+# Cached by type, with the kind and the number of changes of the registered names for which they are
+# valid.
+_answers: weakref.WeakKeyDictionary[type, tuple[NodeKind, int, FixedFields]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def fixed_fields(node: Any) -> FixedFields | None:
     kind = kind_of(node)
-    fields = None if kind is None else _of_kind(kind, node)
-    if kind is None or fields is None:
+    if kind is None:
         return None
+    ty, changes = type(node), TYPES.changes  # read before the lookups
+    answer = _answers.get(ty)
+    if answer is not None and answer[0] is kind and answer[1] == changes:
+        return answer[2]
+    fields = _of_kind(kind, node)
+    if fields is None:
+        return None
+    names = fields.names
 
     def make(target: Any, new: list[Any]) -> Any:
-        return kind.make(target, dict(zip(fields.names, new, strict=True)))
+        return kind.make(target, dict(zip(names, new, strict=True)))
 
-    entry = TYPES.entry_of(type(node)) or unregistered(type(node), kind)
-    if entry is not None:
-        fits = not entry.checked or entry.fields == (fields.names, fields.static)
-        entry = entry if fits and entry.writes_auxdata and fields.static is not None else None
-    return fields._replace(make=fields.make or make, pytree=kind.sort == "pytree", type=entry)
+    entry, recorded = TYPES.entry_of(ty) or unregistered(ty, kind), None
+    if entry is not None and fields.static is not None:
+        fits = not entry.checked or entry.fields == (names, fields.static)
+        if fits and entry.writes_auxdata:
+            recorded = RecordedType(entry.name, entry.fields, entry.version)
+    fields = fields._replace(make=fields.make or make, pytree=kind.sort == "pytree", type=recorded)
+    _answers[ty] = kind, changes, fields
+    return fields
 
 
 def _of_kind(kind: NodeKind, node: Any) -> FixedFields | None:
@@ -67,7 +92,7 @@ def _of_kind(kind: NodeKind, node: Any) -> FixedFields | None:
     if kind.sort == "namedtuple":
         if not _has_elements_as_fields(ty):
             return None
-        return FixedFields(list(ty._fields), [], lambda _, new: namedtuple_of(ty, new))
+        return FixedFields(list(ty._fields), [], lambda node, new: namedtuple_of(type(node), new))
     if kind.names is None:
         return _of_pytree(node) if kind.sort == "pytree" else None
     names = kind.names(node)
