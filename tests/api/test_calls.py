@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import flax.serialization  # its types need further looks
 import flax.struct
-import jax  # noqa: F401
+import jax
 import numpy as np
 import pytest
 
@@ -96,6 +96,16 @@ def test_calls_for_a_type(tree: Any, bounds: tuple[int, ...]) -> None:
     for verb, most in zip(VERBS, bounds, strict=True):
         found = calls(lambda verb=verb: verb(tree, data))  # type: ignore[misc]
         assert len(found) <= most, found
+
+
+@pytest.mark.parametrize("leaf", [ARRAY, np.float32(1), jax.numpy.ones(3)])
+def test_calls_for_each_leaf_of_a_state(leaf: Any) -> None:
+    tree = {f"layer{at}": {"kernel": leaf, "bias": leaf} for at in range(50)}
+    state = serialization.to_state_dict(tree)
+    found = calls(lambda: serialization.to_state_dict(tree))
+    assert len(found) <= 5 * 100, found[:40]
+    found = calls(lambda: serialization.from_state_dict(tree, state))
+    assert len(found) <= 5 * 100, found[:40]
 
 
 @pytest.mark.parametrize(

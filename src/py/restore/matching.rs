@@ -46,8 +46,14 @@ impl<'py> Matching<'py> {
                 return Ok(same || !self.strict);
             }
             // Numbers of one type have one dtype.
-            if same || !self.is_abstract_array(target)? {
-                return Ok(same && self.is_number(target)?);
+            if same && self.is_number(target)? {
+                return Ok(true);
+            }
+            if !self.is_abstract_array(target)? {
+                return Ok(false);
+            }
+            if same {
+                return Ok(!self.converts && (!self.strict || are_alike(target, state)?));
             }
         }
         if state.get_type_ptr() != self.array || (self.converts && !is_array) {
@@ -56,18 +62,12 @@ impl<'py> Matching<'py> {
         if !self.strict && !self.converts {
             return Ok(true);
         }
-        let py = target.py();
-        let state = state.cast::<PyUntypedArray>()?;
         if is_array {
             let target = target.cast::<PyUntypedArray>()?;
+            let state = state.cast::<PyUntypedArray>()?;
             return Ok(target.shape() == state.shape() && target.dtype().is(state.dtype()));
         }
-        if !target.getattr(intern!(py, "dtype"))?.is(state.dtype()) {
-            return Ok(false);
-        }
-        let shape = target.getattr(intern!(py, "shape"))?;
-        let shape: Vec<usize> = shape.extract()?;
-        Ok(shape == state.shape())
+        are_alike(target, state)
     }
 
     #[inline(never)]
@@ -127,4 +127,14 @@ impl<'py> Matching<'py> {
             is_abstract.call1((value,))?.is_truthy()
         })
     }
+}
+
+/// Returns whether two arrays certainly have the same shape and dtype.
+fn are_alike(a: &Bound<'_, PyAny>, b: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let py = a.py();
+    let same_dtype = a
+        .getattr(intern!(py, "dtype"))?
+        .is(b.getattr(intern!(py, "dtype"))?);
+    let shape = intern!(py, "shape");
+    Ok(same_dtype && a.getattr(shape)?.eq(b.getattr(shape)?)?)
 }

@@ -4,6 +4,7 @@ import collections
 import copy
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -182,11 +183,26 @@ def _attributes(value: Any, names: Iterable[str]) -> dict[str, Any]:
     return {name: getattr(value, name) for name in names}
 
 
+def _once_by_type(names_of: Callable[[Any], list[str]]) -> Callable[[Any], list[str]]:
+    known: weakref.WeakKeyDictionary[type, list[str]] = weakref.WeakKeyDictionary()
+
+    def names(value: Any) -> list[str]:
+        ty = type(value)
+        found = known.get(ty)
+        if found is None:
+            found = known[ty] = names_of(value)
+        return found
+
+    return names
+
+
+@_once_by_type
 def _struct_fields(value: Any) -> list[str]:
     fields = dataclasses.fields(value)
     return [field.name for field in fields if field.metadata.get("pytree_node", True)]
 
 
+@_once_by_type
 def data_fields(value: Any) -> list[str]:
     fields = dataclasses.fields(value)
     return [field.name for field in fields if not field.metadata.get("static", False)]

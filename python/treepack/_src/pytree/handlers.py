@@ -24,7 +24,7 @@ class Handlers(NamedTuple):
 _CONTAINERS: frozenset[type] = frozenset({dict, list, tuple})
 
 # Types that the core handles without Python unless they have a handler.
-_WALKED_NATIVELY: frozenset[type] = frozenset(
+WALKED_NATIVELY: frozenset[type] = frozenset(
     {dict, list, tuple, str, bytes, int, float, bool, complex, type(None), np.ndarray}
 )
 
@@ -124,7 +124,7 @@ def _overridden_in(module: str, registry: dict[Any, Any]) -> set[type]:
 
 
 def _walked_natively(registry: dict[type, Any]) -> set[type]:
-    return {ty for ty in _WALKED_NATIVELY if ty in registry}
+    return {ty for ty in WALKED_NATIVELY if ty in registry}
 
 
 @contextlib.contextmanager

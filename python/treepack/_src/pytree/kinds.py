@@ -42,7 +42,7 @@ from treepack._src.pytree.containers import (
     dict_message,
     list_children,
 )
-from treepack._src.pytree.handlers import Handlers, handlers_of
+from treepack._src.pytree.handlers import WALKED_NATIVELY, Handlers, handlers_of, overridden
 
 if TYPE_CHECKING:
     import jax
@@ -189,6 +189,27 @@ def kind_of(value: Any) -> NodeKind | None:
     if kind in (PARTIAL, NAMEDTUPLE, PYTREE):  # other types may be registered with JAX later
         _known[ty] = kind
     return kind
+
+
+_NATIVE: dict[type, NodeKind | None] = {ty: BUILTIN.get(ty) for ty in WALKED_NATIVELY}
+
+
+class Kinds:
+    """Finds the kinds of many values, once for each type; for one call, since kinds may change."""
+
+    def __init__(self) -> None:
+        self._by_type: dict[type, NodeKind | None] = {} if overridden() else _NATIVE.copy()
+
+    def of(self, value: Any) -> NodeKind | None:
+        ty = type(value)
+        try:
+            return self._by_type[ty]
+        except KeyError:
+            kind = kind_of(value)
+            # Objects of one dataclass may describe arrays, or not.
+            if not (dataclasses.is_dataclass(ty) and (kind is None or kind is DATACLASS)):
+                self._by_type[ty] = kind
+            return kind
 
 
 def _by_handlers(functions: Handlers) -> NodeKind:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from treepack._src.pytree.kinds import is_container_type, kind_of
+from treepack._src.pytree.kinds import Kinds, is_container_type, kind_of
 from treepack.errors import StateDictKeyError
 
 
@@ -28,12 +28,17 @@ def to_state_dict(target: Any) -> Any:
       >>> treepack.serialization.to_state_dict({"layers": [1, (2, 3)]})
       {'layers': {'0': 1, '1': {'0': 2, '1': 3}}}
     """
-    kind = kind_of(target)
+    return _state(target, Kinds())
+
+
+def _state(node: Any, kinds: Kinds) -> Any:
+    kind = kinds.of(node)
     if kind is None:
-        return target
+        return node
+    children = kind.children(node)
     if kind.final:
-        return map_leaves(to_state_dict, _checked(kind.children(target)))
-    return {name: to_state_dict(child) for name, child in kind.children(target).items()}
+        return map_leaves(lambda child: _state(child, kinds), _checked(children))
+    return {name: _state(child, kinds) for name, child in children.items()}
 
 
 def is_serializable(target: Any) -> bool:
@@ -90,7 +95,13 @@ def map_leaves(f: Callable[[Any], Any], state: Any, absent: Any = _NOTHING) -> A
 
 
 def leaves_of(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    kind = kind_of(node)
+    return _leaves_of(node, path, Kinds())
+
+
+def _leaves_of(
+    node: Any, path: tuple[str, ...], kinds: Kinds
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    kind = kinds.of(node)
     if kind is None:
         yield path, node
         return
@@ -105,4 +116,4 @@ def leaves_of(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...
         yield path, children
         return
     for name, child in children.items():
-        yield from leaves_of(child, (*path, str(name)))
+        yield from _leaves_of(child, (*path, str(name)), kinds)

@@ -18,6 +18,7 @@ from treepack._src.leaves.signature import like_scalar, signature
 from treepack._src.options import Reading, Strict
 from treepack._src.paths import PathBudget, Trail
 from treepack._src.printable import printable
+from treepack._src.pytree.kinds import Kinds
 from treepack._src.restore.compare import EMPTY, NOTHING, difference
 from treepack._src.restore.hints import (
     Level,
@@ -77,6 +78,7 @@ class Restore:
         self.partial = partial
         self.kinds = kinds
         self.convert = convert
+        self.kind_of = Kinds().of
         self.path: list[str] = []
         self.mismatches: dict[str, Mismatch] = {}
         self.flax_message: str | None = None
