@@ -36,8 +36,10 @@ impl Events {
         let mut spans = Vec::new();
         let mut dtype = None;
         for event in self.indexed(chunks, offset)? {
-            let Event::Array(chunk) = event else {
-                return Err(Error::malformed(offset, "a chunk must be an array"));
+            let chunk = match event {
+                Event::Array(chunk) if self.array(chunk).spans.len() == 1 => chunk,
+                // Chunks of chunks would take memory at each level.
+                _ => return Err(Error::malformed(offset, "a chunk must be an array")),
             };
             let has_shape = self.array(chunk).shape().is_some();
             let chunk = self.arrays[chunk as usize];
@@ -48,8 +50,7 @@ impl Events {
             if *dtype.get_or_insert(chunk.dtype) != chunk.dtype {
                 return Err(Error::malformed(chunk.offset, "the chunks differ in dtype"));
             }
-            spans.try_reserve(chunk.spans as usize)?;
-            spans.extend_from_slice(&self.spans[chunk.spans_start..][..chunk.spans as usize]);
+            grow::push(&mut spans, self.spans[chunk.spans_start])?;
         }
         let dtype = dtype.ok_or_else(|| fail("has no chunks"))?;
         Ok((dims, dtype, spans))
@@ -78,5 +79,39 @@ impl Events {
         }
         let value = |index: usize| chunks.get(index.to_string().as_bytes()).copied();
         grow::try_collect((0..chunks.len()).map(|index| value(index).ok_or_else(fail)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_of_chunks_take_no_memory_at_each_level() {
+        let text = |bytes: &mut Vec<u8>, text: &str| rmp::encode::write_str(bytes, text).unwrap();
+        let chunked = |chunks: &[Vec<u8>]| {
+            let mut bytes = vec![0x83];
+            text(&mut bytes, CHUNKED_MARKER);
+            bytes.push(0xc3);
+            text(&mut bytes, "shape");
+            bytes.extend(b"\x81\xa10\x00"); // {"0": 0}
+            text(&mut bytes, "chunks");
+            bytes.extend([0xde, 0, u8::try_from(chunks.len()).unwrap()]);
+            for (number, chunk) in chunks.iter().enumerate() {
+                text(&mut bytes, &number.to_string());
+                bytes.extend(chunk);
+            }
+            bytes
+        };
+        let empty = b"\xc7\x08\x01\x93\x91\x00\xa2u1\xc4\x00".to_vec();
+        let one = chunked(&[empty.clone()]);
+        assert!(Events::read(&chunked(&[one.clone(), one])).is_ok());
+        let two = chunked(&[empty.clone(), empty]);
+        assert!(Events::read(&two).is_ok());
+        let error = Events::read(&chunked(&[two])).unwrap_err();
+        assert!(
+            error.reason().contains("a chunk must be an array"),
+            "{error}"
+        );
     }
 }
