@@ -114,27 +114,22 @@ fn inflate_to(
     needed: bool,
     watch: &dyn Watch,
 ) -> Result<()> {
-    let mut input = Input::at(stream, 0);
+    let mut input = Input::at(stream, 0, watch);
     if !input.fill()?.starts_with(&NUMBERS_HEADER) {
-        return inflate_members(out, input, max_size, watch);
+        return inflate_members(out, input, max_size);
     }
     let end = numbers::inflate(stream, out, max_size, watch)?;
     let len = out.len();
-    match inflate_members(out, Input::at(stream, end), max_size, watch) {
+    match inflate_members(out, Input::at(stream, end, watch), max_size) {
         Ok(()) if out.len() > len => Err(Error::Gzip("unexpected data after the numbers".into())),
         Err(Error::GzipTruncated) if !needed => Ok(()),
         done => done,
     }
 }
 
-fn inflate_members(
-    out: &mut Pages,
-    mut input: Input<'_>,
-    max_size: Option<usize>,
-    watch: &dyn Watch,
-) -> Result<()> {
+fn inflate_members(out: &mut Pages, mut input: Input<'_>, max_size: Option<usize>) -> Result<()> {
     const STEP_BYTES: usize = 1 << 20;
-    let stream = input.source;
+    let (stream, watch) = (input.source, input.watch);
     while !input.fill()?.is_empty() {
         skip_header(&mut input)?;
         let mut member = zlib::state(|| DeflateDecoder::new(&mut input))?;
@@ -226,6 +221,8 @@ fn explain(error: io::Error) -> Error {
 
 struct Input<'a> {
     source: &'a dyn Source,
+    /// Checked at each read: members, their headers and the zeros after them may have no content.
+    watch: &'a dyn Watch,
     copy: Vec<u8>,
     used: usize,
     end: usize,
@@ -234,9 +231,10 @@ struct Input<'a> {
 impl<'a> Input<'a> {
     const BYTES: usize = 256 << 10;
 
-    fn at(source: &'a dyn Source, start: usize) -> Self {
+    fn at(source: &'a dyn Source, start: usize, watch: &'a dyn Watch) -> Self {
         Self {
             source,
+            watch,
             copy: Vec::new(),
             used: 0,
             end: start,
@@ -252,6 +250,7 @@ impl<'a> Input<'a> {
             let end = self.source.len().min(self.end + Self::BYTES);
             self.copy.clear();
             self.used = 0;
+            self.watch.check()?;
             read_to(self.source, self.end..end, &mut self.copy)?;
             self.end = end;
         }
@@ -410,6 +409,32 @@ mod tests {
         assert!(is_found);
         let refused = salvaged(&stream, Some(whole.len() - 1));
         assert!(matches!(refused, Err(Error::OutputLimit { .. })));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "libdeflate is C")]
+    fn streams_without_content_can_be_stopped() {
+        struct Stop;
+        impl Watch for Stop {
+            fn check(&self) -> Result<()> {
+                Err(Error::Stopped)
+            }
+
+            fn done(&self, _: usize) -> Result<()> {
+                Ok(())
+            }
+        }
+        let padding = [gzip(b"one"), vec![0; 2 * Input::BYTES]].concat();
+        let members = gzip(b"").repeat(2 * Input::BYTES / 20);
+        let name = [
+            &b"\x1f\x8b\x08\x08\0\0\0\0\0\xff"[..],
+            &[b'a'; 2 * Input::BYTES],
+        ]
+        .concat();
+        for stream in [padding, members, name] {
+            let stopped = Stream(&stream).inflate(0, None, &Stop);
+            assert!(matches!(stopped, Err(Error::Stopped)));
+        }
     }
 
     #[test]
