@@ -164,9 +164,9 @@ impl Header {
                 return Err(Error::at_key(&array.name, Error::malformed(start, reason)));
             }
             end += array.nbytes;
-            array.start += start;
+            array.start = start.saturating_add(array.start);
         }
-        let end = start + end;
+        let end = start.saturating_add(end);
         if end == len {
             return Ok(());
         }
@@ -176,7 +176,7 @@ impl Header {
         if !salvage {
             return Err(error);
         }
-        let is_whole = |array: &Tensor| array.start + array.nbytes <= len;
+        let is_whole = |array: &Tensor| array.start.saturating_add(array.nbytes) <= len;
         let whole = self.arrays.partition_point(is_whole);
         let lost = &self.arrays[whole..];
         let few = lost.iter().take(MOST_LISTED);
@@ -309,4 +309,26 @@ fn is_for_numpy(shape: &[usize], bits: u64) -> bool {
     let mut sizes = some.map(|size| *size as u128);
     let size = sizes.try_fold(u128::from(bits / 8), u128::checked_mul);
     bits >= 8 && shape.len() <= MAX_NDIM && size.is_some_and(|size| size <= isize::MAX as u128)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arrays_may_claim_all_offsets() {
+        const SIZE: usize = usize::MAX / 16;
+        let entry = |number: usize| {
+            let (begin, end) = (number * SIZE, (number + 1) * SIZE);
+            format!(
+                r#""{number}":{{"dtype":"U8","shape":[{SIZE}],"data_offsets":[{begin},{end}]}}"#
+            )
+        };
+        let entries: Vec<_> = (0..16).map(entry).collect();
+        let text = format!("{{{}}}", entries.join(","));
+        let file = [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
+        assert!(Header::read(&file, false).is_err());
+        let salvaged = Header::read(&file, true).unwrap();
+        assert!(salvaged.arrays.is_empty() && salvaged.damage.is_some());
+    }
 }
