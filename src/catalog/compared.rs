@@ -1,5 +1,6 @@
 //! Compares a leaf with its checksum while it is copied.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
@@ -9,7 +10,10 @@ use super::{BLOCK_BYTES, Catalog};
 use crate::base::error::Path;
 use crate::base::raw::Uninit;
 use crate::base::source::{SharedSource, Source, as_inner, read_to};
-use crate::{Error, Result, base::parallel};
+use crate::{Error, Result, base::grow, base::parallel};
+
+/// More than a node of `summed` takes.
+const NODE_BYTES: usize = 1 << 10;
 
 /// A source that sums one leaf as it is read. On a checksum mismatch, the last read fails.
 pub struct Compared {
@@ -17,8 +21,8 @@ pub struct Compared {
     region: Range<usize>,
     expected: u32,
     path: Path,
-    /// The ranges read so far, sorted, with their checksums.
-    summed: Mutex<Vec<(Range<usize>, Hasher)>>,
+    /// The ends and checksums of the ranges read so far, by their starts. None touches another.
+    summed: Mutex<BTreeMap<usize, (usize, Hasher)>>,
 }
 
 impl Catalog {
@@ -65,23 +69,25 @@ impl Compared {
         let mut at = offset.max(self.region.start);
         let end = self.region.end.min(offset + bytes.len());
         while at < end {
-            let next = summed.partition_point(|(range, _)| range.end <= at);
-            let known = summed.get(next).map(|(range, _)| range.clone());
-            if let Some(range) = known.clone().filter(|range| range.start <= at) {
-                at = range.end;
+            let before = summed.range(..=at).next_back();
+            if let Some((_, (known, _))) = before
+                && *known > at
+            {
+                at = *known;
                 continue;
             }
-            let stop = known.map_or(end, |range| end.min(range.start));
+            let next = summed.range(at..).next();
+            let stop = next.map_or(end, |(start, _)| end.min(*start));
             let mut sum = Hasher::new();
             sum.update(&bytes[at - offset..stop - offset]);
-            summed.try_reserve(1)?;
-            summed.insert(next, (at..stop, sum));
-            join(&mut summed, next + 1);
-            join(&mut summed, next);
+            grow::check_room(NODE_BYTES)?;
+            add(&mut summed, at..stop, sum);
             at = stop;
         }
-        match &summed[..] {
-            [(range, sum)] if *range == self.region && sum.clone().finalize() != self.expected => {
+        match summed.get(&self.region.start) {
+            Some((end, sum))
+                if *end == self.region.end && sum.clone().finalize() != self.expected =>
+            {
                 Err(Error::Corrupt(self.path.clone()))
             }
             _ => Ok(()),
@@ -89,14 +95,19 @@ impl Compared {
     }
 }
 
-fn join(summed: &mut Vec<(Range<usize>, Hasher)>, number: usize) {
-    if let Some([(before, first), (range, second)]) =
-        summed.get_mut(number.wrapping_sub(1)..=number)
-        && before.end == range.start
-    {
-        first.combine(second);
-        before.end = range.end;
-        summed.remove(number);
+/// Adds a range, joined with those that it touches.
+fn add(summed: &mut BTreeMap<usize, (usize, Hasher)>, range: Range<usize>, mut sum: Hasher) {
+    let mut end = range.end;
+    if let Some((next_end, next)) = summed.remove(&range.end) {
+        sum.combine(&next);
+        end = next_end;
+    }
+    match summed.range_mut(..range.start).next_back() {
+        Some((_, (before, whole))) if *before == range.start => {
+            whole.combine(&sum);
+            *before = end;
+        }
+        _ => drop(summed.insert(range.start, (end, sum))),
     }
 }
 

@@ -115,6 +115,18 @@ def test_memory_follows_what_is_in_a_record(measured: limits.Limits, part: str, 
     check(measured, verb, described(b"\x01", **records[part]), count)
 
 
+def test_an_array_in_many_chunks_is_copied_in_linear_time(
+    measured: limits.Limits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serialization, "MAX_CHUNK_SIZE", 8)
+    source = tmp_path / "source.treepack"
+    treepack.save(source, {"w": np.zeros(5 * NBYTES, np.uint8)}, durable=False)
+    nbytes = source.stat().st_size
+    with treepack.open(source) as file, measured.time("", nbytes) as late:
+        treepack.save(tmp_path / "copy.treepack", file, durable=False)
+    assert nbytes > 2 * limits.MIB and not late
+
+
 # The texts of the paths of so many leaves below this key have 26 MB.
 LONG = "k" * (NBYTES // 2)
 MANY = 400
