@@ -140,6 +140,9 @@ impl ShardBox {
         let py = catalogs.py();
         let files = self.open(catalogs)?;
         let mut target = Writable::get(target)?;
+        for (_, catalog) in &files.0 {
+            catalog.get().content.get().check_apart(&target, &[])?;
+        }
         let range = at.min(target.len())..target.len();
         // Runs too short for several threads get one anyway.
         let threads = options::threads(threads, range.len(), parallel::MIN_COPY_BYTES)?;

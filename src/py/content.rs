@@ -12,8 +12,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString, PyTuple};
 
 use super::layout::Layout;
-use super::memory::{Borrowed, Owned, new_bytes, new_string, row};
+use super::memory::{Borrowed, Owned, Writable, new_bytes, new_string, row};
 use super::options::Int;
+use super::walk::LeafPayload;
 use super::watch::Watcher;
 use super::{errors, gzip};
 use crate::base::pages::Pages;
@@ -27,7 +28,7 @@ use crate::files::handle;
 use crate::files::mapping::Mapping;
 use crate::format::events::Span;
 use crate::format::footer::MARK;
-use crate::format::layout::Slice;
+use crate::format::layout::{Payload as _, Slice};
 use crate::{Error, Result, base::grow, base::parallel};
 
 impl Source for Borrowed {
@@ -75,6 +76,11 @@ enum Kind {
 trait Object: Send + Sync {
     fn object(&self) -> &Py<PyAny>;
 
+    /// Whether memory has bytes of these ranges, or could.
+    fn overlaps(&self, _memory: RawBytes<'_>, _ranges: &[Range<usize>]) -> bool {
+        false
+    }
+
     fn laid(&self) -> Option<&Laid> {
         None
     }
@@ -83,6 +89,10 @@ trait Object: Send + Sync {
 impl Object for Borrowed {
     fn object(&self) -> &Py<PyAny> {
         self.unbound()
+    }
+
+    fn overlaps(&self, memory: RawBytes<'_>, _: &[Range<usize>]) -> bool {
+        self.as_raw().overlaps(memory)
     }
 }
 
@@ -144,6 +154,24 @@ struct Laid {
 impl Object for Laid {
     fn object(&self) -> &Py<PyAny> {
         self.layout.as_any()
+    }
+
+    fn overlaps(&self, memory: RawBytes<'_>, ranges: &[Range<usize>]) -> bool {
+        let output = &self.layout.get().output;
+        let mut slices = ranges.iter().flat_map(|range| output.slices(range.clone()));
+        let is_shared = |slice| match slice {
+            Slice::Payload(LeafPayload::Source(leaf), _, range) => Python::attach(|py| {
+                let content = leaf.content.bind(py).cast::<Content>();
+                content.is_ok_and(|found| found.get().overlaps(memory, &leaf.stored(range)))
+            }),
+            Slice::Payload(leaf, ..) => leaf.memory().is_some_and(|array| array.overlaps(memory)),
+            Slice::Headers(_) => false,
+        };
+        slices.any(is_shared)
+            || self
+                .files
+                .iter()
+                .any(|file| file.get().overlaps(memory, &[]))
     }
 
     fn laid(&self) -> Option<&Laid> {
@@ -519,6 +547,20 @@ impl Content {
 
     pub fn mapping(&self) -> Option<&Arc<Mapping>> {
         self.file.as_ref().filter(|_| self.kind == Kind::File)
+    }
+
+    /// Errors if a caller's memory has bytes of these ranges, which reading them there would change.
+    pub fn check_apart(&self, target: &Writable, ranges: &[Range<usize>]) -> PyResult<()> {
+        if self.overlaps(target.memory(), ranges) {
+            let reason = "the array shares memory with the target, which reading would change";
+            return Err(PyValueError::new_err(reason));
+        }
+        Ok(())
+    }
+
+    fn overlaps(&self, memory: RawBytes<'_>, ranges: &[Range<usize>]) -> bool {
+        let object = self.object.as_ref().and_then(Weak::upgrade);
+        object.is_some_and(|object| object.overlaps(memory, ranges))
     }
 
     /// Errors if the file has changed since it was opened.

@@ -198,15 +198,19 @@ pub fn apply_delta(
     let start = buffer.position(offset.0)?;
     let threads = threads_for(threads, len - start)?;
     let watcher = Watcher::signals();
+    // Copied before the buffer is lent, which may have it.
+    let copy = match patch.as_stable() {
+        Some(_) => Vec::new(),
+        None => py.detach(|| bytes_of(&patch, 0..patch.len()))?,
+    };
+    let bytes = patch.as_stable().unwrap_or(&copy);
     let done = buffer.edit(py, start..len, |memory| {
-        with_bytes(&patch, false, |bytes| {
-            let patch = Patch::read(bytes, &watcher)?;
-            let done = patches::apply(&patch, memory, threads, &watcher);
-            let buffer = RawBytes::from(&*memory);
-            done.map_err(|error| match Sample::of(&buffer) {
-                Ok(sample) if sample.is_foreign() => explain(error, &buffer),
-                _ => error,
-            })
+        let patch = Patch::read(bytes, &watcher)?;
+        let done = patches::apply(&patch, memory, threads, &watcher);
+        let buffer = RawBytes::from(&*memory);
+        done.map_err(|error| match Sample::of(&buffer) {
+            Ok(sample) if sample.is_foreign() => explain(error, &buffer),
+            _ => error,
         })
     });
     watcher.raise(done)

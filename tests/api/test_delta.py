@@ -264,6 +264,16 @@ def test_shared_memory_is_patched_in_place():
         memory.unlink()
 
 
+def test_a_patch_may_lie_in_the_buffer():
+    held, policy = policies()
+    patch = b"".join(treepack.buffers(policy, base=held))
+    size = treepack.packed_size(held)
+    buffer = bytearray(size) + patch
+    treepack.pack_into(held, buffer)
+    assert treepack.apply_delta(memoryview(buffer)[size:], buffer) == size
+    assert_same(serialization.from_bytes(held, bytes(buffer[:size])), policy)
+
+
 def test_an_array_that_moves_is_not_patched_in_place():
     tree: Any = {"step": 127, "w": np.arange(100.0)}
     buffer = bytearray(treepack.packed_size(tree) + 100)

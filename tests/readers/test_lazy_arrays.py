@@ -13,6 +13,7 @@ import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+import safetensors.numpy
 
 import tiers
 import treepack
@@ -194,6 +195,26 @@ def test_a_box_is_read_to_where_it_belongs() -> None:
             read(0, box, whole, at, whole.strides)
     with pytest.raises(BufferError):
         read(0, box, np.asarray(treepack.loads(treepack.dumps(array))), 0, (40, 10, 2))
+
+
+@pytest.mark.parametrize("kind", ["treepack", "npy", "safetensors"])
+def test_an_array_is_not_read_to_its_own_memory(kind: str) -> None:
+    array = np.random.default_rng(0).random((20, 30))
+    npy = io.BytesIO()
+    np.save(npy, array)
+    data = {
+        "treepack": treepack.dumps({"w": array}),
+        "npy": npy.getvalue(),
+        "safetensors": safetensors.numpy.save({"w": array}),
+    }
+    buffer = bytearray(data[kind])
+    [(_, lazy)] = treepack.open(buffer).leaves()
+    with pytest.raises(ValueError, match="shares memory"):
+        lazy.read_to([range(10), range(30)], np.frombuffer(buffer, count=300).reshape(10, 30))
+    assert buffer == data[kind]
+    apart = np.empty_like(array)
+    lazy.read_to([range(20), range(30)], apart)
+    np.testing.assert_array_equal(apart, array)
 
 
 def test_a_buffer_at_no_address_is_filled_with_nothing() -> None:

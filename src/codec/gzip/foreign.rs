@@ -52,8 +52,8 @@ impl Stream<'_> {
         let stream = self.0.stable()?;
         let (mut taken, mut written) = (0, 0);
         // SAFETY: only this call uses the decompressor, and frees it once. The function reads at most
-        // the length of the stream, and writes at most the length of `out` without reading it first. If
-        // the stream changes, other symbols are decoded; each byte is loaded once and checked then.
+        // the length of the stream, which never changes, and writes at most the length of `out` without
+        // reading it first.
         let status = unsafe {
             let decompressor = libdeflate::libdeflate_alloc_decompressor();
             if decompressor.is_null() {

@@ -336,6 +336,7 @@ impl Catalog {
         let threads = read_threads(threads, &runs)?;
         let mut target = Writable::get(target)?;
         let range = range_in(&target, at, &runs)?;
+        self.content.get().check_apart(&target, array.parts())?;
         self.read_runs(py, value, &array, &runs, threads, |read| {
             target.fill(py, range, true, read)
         })

@@ -364,9 +364,8 @@ fn new_array<'py>(
         0
     };
     // SAFETY: the call takes over one reference to the dtype, and reads `ndim` dimensions. `Dims`
-    // has checked that there are at most MAX_NDIM, and that each fits an `isize`, since their
-    // product is the number of bytes. Without strides the call assumes C order. Errors come back as
-    // null.
+    // has checked that there are at most MAX_NDIM, and `resolve` that they and their product fit,
+    // even beside a zero. Without strides the call assumes C order. Errors come back as null.
     unsafe {
         let object = PY_ARRAY_API.PyArray_NewFromDescr(
             py,

@@ -10,8 +10,8 @@
 //!    lent.
 //! 3. Lengths are computed here or compared with the memory, never trusted.
 //!
-//! Memory *written* here is fresh, or the buffer of a caller of `pack_into`, who must not let
-//! others use it.
+//! Memory *written* here is fresh, or a caller's buffer (`Writable`), which others must not use
+//! meanwhile, and which has no bytes that are read: who fills it checks that, or copies them first.
 //!
 //! | file | contents |
 //! |---|---|
