@@ -742,6 +742,28 @@ def test_large_static_data_of_many_nodes_are_filled_only_so_often() -> None:
     assert treepack.loads(data, unknown="dict")[299] == {"a": 299, "b": 1}
 
 
+def test_large_static_data_that_can_change_are_decoded_only_so_often() -> None:
+    """Each node has its own."""
+    from treepack._src.registry import nodes as _nodes
+
+    frozen = _nodes.TYPES.entry_of(Frozen)
+    assert frozen is not None
+    state = {str(index): {"w": index, "b": 1} for index in range(300)}
+
+    def described(nbytes: int) -> bytes:
+        typed = {"typed": [0, core.encode_value((Mode.EVAL, [bytes(nbytes)]))]}
+        nodes = [PLAIN, [typed, [[2, 0]]], ["list", [[300, 1]]]]
+        return with_record(state, record(nodes, [["tests.Frozen", frozen.fields]]))
+
+    found = treepack.loads(described(10_000))
+    assert found[299].config == [bytes(10_000)]
+    assert found[0].config is not found[1].config
+    with pytest.raises(treepack.TreepackError, match=r"static data takes too long.* a template"):
+        treepack.loads(described(1 << 20))
+    template = [Frozen(w=0, b=0, mode=Mode.EVAL, config=[bytes(1 << 20)])] * 300  # type: ignore[arg-type]
+    assert treepack.loads(described(1 << 20), target=template)[299].w == 299
+
+
 def test_placeholders_that_are_filled_in_some_places() -> None:
     lost: Any = object()
     tree = [Frozen(w=1, b=2, mode=lost, config=Config(1)) for _ in range(2)]

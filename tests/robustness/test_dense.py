@@ -115,6 +115,26 @@ def test_memory_follows_what_is_in_a_record(measured: limits.Limits, part: str, 
     check(measured, verb, described(b"\x01", **records[part]), count)
 
 
+@pytest.mark.parametrize("containers", ["saved", "plain"])
+def test_nodes_share_the_keys_that_they_share_in_the_file(
+    measured: limits.Limits, containers: Any
+) -> None:
+    count = NBYTES // 8
+    factory = "none" if containers == "saved" else {"list": ["none"] * NBYTES}
+    static = msgpack.packb({"tuple": [{"list": [{"str": LONG * 8}]}, factory]})
+    mapping = [{"typed": [0, static]}, [[1, 0]]]
+    record = {
+        "types": [{"name": "collections.OrderedDict"}],
+        "nodes": [["plain", []], mapping, ["list", [[count, 1]]]],
+    }
+    children = b"".join(msgpack.packb(str(number)) + b"\x81\xa1a\x01" for number in range(count))
+    data = b"\xde" + struct.pack(">H", count + 1) + children
+    data += msgpack.packb("__treepack__") + msgpack.packb(sealed(msgpack.packb({**RECORD, **record})))
+    with measured.memory("", len(data), 3 * PER_VALUE * count) as found, measured.time("", 1) as late:
+        treepack.loads(data, containers=containers)
+    assert not found + late
+
+
 def test_an_array_in_many_chunks_is_copied_in_linear_time(
     measured: limits.Limits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
 //! Makes the planned nodes of a record from their children and static data.
 
 use std::collections::HashSet;
+use std::mem;
 use std::rc::Rc;
 
 use pyo3::intern;
@@ -26,8 +27,14 @@ const PLACEHOLDER: &[u8] = structure::PLACEHOLDER.as_bytes();
 /// The type of placeholders for code.
 const CODE: &str = "treepack.code";
 
-/// Bytes of static data that may be filled for any record, see `room`.
-const FILLED_BYTES: usize = 8 << 20;
+/// Bytes of static data that may be restored again for any record, see `room`.
+const AGAIN_BYTES: usize = 32 << 20;
+
+/// Static data of so many bytes count as nothing, like a value.
+const SMALL_BYTES: usize = 300;
+
+/// The keys of a mapping, and their texts.
+type Keys<'py> = (Bound<'py, PyAny>, Bound<'py, PyList>);
 
 pub struct Assembly<'a, 'py> {
     py: Python<'py>,
@@ -39,6 +46,8 @@ pub struct Assembly<'a, 'py> {
     /// Static data or keys by node, and whether they have placeholders: many children may be the
     /// same node.
     decoded: Vec<Option<(Bound<'py, PyAny>, bool)>>,
+    /// The keys of nodes that become dicts, `None` for those without; filled when needed.
+    plain: Vec<Option<Option<Keys<'py>>>>,
     /// Whether code is in or below each node; filled when needed.
     code: Vec<bool>,
     /// Nodes that become dicts wherever they are.
@@ -47,7 +56,10 @@ pub struct Assembly<'a, 'py> {
     lookups: Option<Bound<'py, PyAny>>,
     /// Whether placeholders have no value, which `lookups` describes.
     has_unfilled: bool,
-    /// Bytes of static data that may still be filled.
+    /// Nodes whose static data were decoded.
+    known: Vec<bool>,
+    /// Bytes of static data that may still be filled, or decoded once more: nodes may share data,
+    /// and each is filled separately, and has its own where they can change.
     room: usize,
 }
 
@@ -66,11 +78,13 @@ impl<'a, 'py> Assembly<'a, 'py> {
             leaves: Vec::new(),
             types: grow::filled(None, record.types.len())?,
             decoded: grow::filled(None, record.nodes.len())?,
+            plain: Vec::new(),
             code: Vec::new(),
             unknown: HashSet::new(),
             lookups: None,
             has_unfilled: false,
-            room: FILLED_BYTES.saturating_add(8 * nbytes),
+            known: grow::filled(false, record.nodes.len())?,
+            room: AGAIN_BYTES.saturating_add(8 * nbytes),
             options,
         })
     }
@@ -199,21 +213,43 @@ impl<'a, 'py> Assembly<'a, 'py> {
         if self.record.types[class].name == CODE {
             return Ok(py.None().into_bound(py));
         }
-        if let Value::Tuple(parts) = Value::decode(data)?
-            && let Some(Value::List(keys)) = parts.into_iter().next()
-            && keys.len() == built.len()
-            && keys.iter().all(Value::is_simple)
-        {
-            let keys = self.keys(node, &Value::List(keys).encode()?)?;
-            let mut are_names = true;
-            for (key, name) in keys.cast::<PyList>()?.iter().zip(names.names()) {
-                are_names &= key.str()?.as_any().eq(name.object(py)?)?;
-            }
-            if are_names {
-                return with_keys(&keys, built.into_iter().map(Some));
+        let Some((keys, texts)) = self.plain_keys(node, data, built.len())? else {
+            return Ok(names.dict(py, built)?.into_any());
+        };
+        for (text, name) in texts.iter().zip(names.names()) {
+            if !text.eq(name.object(py)?)? {
+                return Ok(names.dict(py, built)?.into_any());
             }
         }
-        Ok(names.dict(py, built)?.into_any())
+        with_keys(&keys, built.into_iter().map(Some))
+    }
+
+    /// Returns the keys of a mapping with so many children; `None` if the data are no such keys.
+    fn plain_keys(&mut self, node: usize, data: &[u8], count: usize) -> Walked<Option<Keys<'py>>> {
+        if self.plain.is_empty() {
+            self.plain = grow::filled(None, self.record.nodes.len())?;
+        }
+        if let Some(known) = &self.plain[node] {
+            return Ok(known.clone());
+        }
+        let found = match Value::decode(data)? {
+            Value::Tuple(parts) => match parts.into_iter().next() {
+                Some(Value::List(keys))
+                    if keys.len() == count && keys.iter().all(Value::is_simple) =>
+                {
+                    let keys = self.keys(node, &Value::List(keys).encode()?)?;
+                    let texts = keys
+                        .cast::<PyList>()?
+                        .iter()
+                        .map(|key| Ok(key.str()?.into_any()));
+                    let texts = list_of_results(self.py, texts)?;
+                    Some((keys, texts))
+                }
+                _ => None,
+            },
+            _ => None,
+        };
+        Ok(self.plain[node].insert(found).clone())
     }
 
     /// Returns `None` if a dict replaces the failed part.
@@ -278,6 +314,9 @@ impl<'a, 'py> Assembly<'a, 'py> {
         let (mut data, has_placeholders) = if let Some(known) = &self.decoded[node] {
             known.clone()
         } else {
+            if mem::replace(&mut self.known[node], true) {
+                self.take_room(nbytes.saturating_sub(SMALL_BYTES))?;
+            }
             let has_placeholders = data
                 .windows(PLACEHOLDER.len())
                 .any(|part| part == PLACEHOLDER);
@@ -393,19 +432,23 @@ impl<'a, 'py> Assembly<'a, 'py> {
         here: &Here<'_, 'py>,
     ) -> Walked<(Bound<'py, PyAny>, bool)> {
         let py = self.py;
-        // Nodes may share data, and each is filled separately.
-        let Some(room) = self.room.checked_sub(nbytes) else {
-            self.has_unfilled = false; // filling those would not help
-            let reason = "filling in static data that were not saved takes too long: too many nodes \
-                          share large ones; pass a template as target, or unknown=\"dict\" to get \
-                          dicts in their place";
-            return Err(errors::make(py, "TreepackError", [&reason]).into());
-        };
-        self.room = room;
+        self.take_room(nbytes)?;
         let path = new_list_of(py, here.names(py)?)?;
         let lookups = self.lookups()?;
         let filled = lookups.call_method1(intern!(py, "fill"), (data, path, class))?;
         Ok(filled.extract()?)
+    }
+
+    fn take_room(&mut self, nbytes: usize) -> Walked {
+        let Some(room) = self.room.checked_sub(nbytes) else {
+            self.has_unfilled = false; // filling those would not help
+            let reason = "restoring the static data takes too long: too many nodes share large ones; \
+                          pass a template as target, or unknown=\"dict\" to get dicts in place of \
+                          those that were not saved";
+            return Err(errors::make(self.py, "TreepackError", [&reason]).into());
+        };
+        self.room = room;
+        Ok(())
     }
 
     /// In this order: unregistered types, placeholders, types that fail because a child became a

@@ -162,12 +162,13 @@ def _mapping(ty: Any, name: str) -> NodeType:
         keys, factory = as_parts(((list, type(None)), object), core.decode_value(data))
         if type(factory) is not _placeholders.Placeholder:
             checked_factory(factory)
-        return None if keys is None else checked_keys(keys), factory
+        # A tuple, so that nodes with the same static data share it.
+        return None if keys is None else tuple(checked_keys(keys)), factory
 
     def unflatten(static: Any, names: list[str], children: list[Any]) -> Any:
         keys, factory = static
         if keys is not None:
-            core.check_hashes(keys)
+            core.check_hashes(list(keys))
         items = dict(zip(names if keys is None else keys, children, strict=True))
         if len(items) != len(children):
             raise ValueError("duplicate key")
