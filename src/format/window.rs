@@ -2,6 +2,7 @@
 //!
 //! Transfers from an accelerator overlap with writing, within a window.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::base::raw::Uninit;
@@ -24,7 +25,15 @@ pub trait Fetch {
 pub struct Window<A: Fetch> {
     /// Bytes in memory or in transfer.
     most: usize,
-    slots: Mutex<Vec<Slot<A>>>,
+    slots: Mutex<Slots<A>>,
+}
+
+struct Slots<A: Fetch> {
+    all: Vec<Slot<A>>,
+    /// Bytes of arrays in memory or in transfer.
+    taken: usize,
+    /// The latest window: none of these needs to be begun.
+    begun: Range<usize>,
 }
 
 struct Slot<A: Fetch> {
@@ -39,20 +48,55 @@ impl<A: Fetch> Slot<A> {
     fn is_begun(&self) -> bool {
         self.transfer.is_some() || self.here.is_some()
     }
+}
 
-    fn begin(&mut self) -> Result<()> {
-        if !self.is_begun() {
-            self.transfer = Some(self.array.start()?);
+impl<A: Fetch> Slots<A> {
+    fn begin(&mut self, number: usize) -> Result<()> {
+        let slot = &mut self.all[number];
+        if !slot.is_begun() {
+            slot.transfer = Some(slot.array.start()?);
+            self.taken += slot.len;
         }
         Ok(())
     }
 
-    fn finish(&mut self) -> Result<Arc<A::Here>> {
-        self.begin()?;
-        if let Some(transfer) = self.transfer.take() {
-            self.here = Some(Arc::new(self.array.finish(transfer)?));
+    fn finish(&mut self, number: usize) -> Result<Arc<A::Here>> {
+        self.begin(number)?;
+        let slot = &mut self.all[number];
+        if let Some(transfer) = slot.transfer.take() {
+            self.taken -= slot.len;
+            slot.here = Some(Arc::new(slot.array.finish(transfer)?));
+            self.taken += slot.len;
         }
-        Ok(self.here.clone().expect("it has just been fetched"))
+        Ok(slot.here.clone().expect("it has just been fetched"))
+    }
+
+    /// Begins an array, and those after it that fit `most` bytes.
+    fn begin_window(&mut self, number: usize, most: usize) -> Result<()> {
+        self.begin(number)?;
+        let mut end = number + 1;
+        if self.begun.contains(&number) {
+            end = self.begun.end;
+        }
+        while let Some(slot) = self.all.get(end)
+            && (slot.is_begun() || self.taken.saturating_add(slot.len) <= most)
+        {
+            self.begin(end)?;
+            end += 1;
+        }
+        self.begun = number..end;
+        Ok(())
+    }
+
+    fn copied(&mut self, number: usize, len: usize) {
+        let slot = &mut self.all[number];
+        slot.copied += len;
+        if slot.copied >= slot.len {
+            slot.copied = 0;
+            if slot.here.take().is_some() {
+                self.taken -= slot.len;
+            }
+        }
     }
 }
 
@@ -60,11 +104,15 @@ impl<A: Fetch> Window<A> {
     pub fn new(most: usize) -> Self {
         Self {
             most,
-            slots: Mutex::default(),
+            slots: Mutex::new(Slots {
+                all: Vec::new(),
+                taken: 0,
+                begun: 0..0,
+            }),
         }
     }
 
-    fn lock(&self) -> Result<MutexGuard<'_, Vec<Slot<A>>>> {
+    fn lock(&self) -> Result<MutexGuard<'_, Slots<A>>> {
         let poisoned = |_| Error::Option("an earlier fetch of an array panicked".into());
         self.slots.lock().map_err(poisoned)
     }
@@ -79,8 +127,8 @@ impl<A: Fetch> Window<A> {
             transfer: None,
             here: None,
         };
-        grow::push(&mut slots, slot)?;
-        Ok(slots.len() - 1)
+        grow::push(&mut slots.all, slot)?;
+        Ok(slots.all.len() - 1)
     }
 
     /// Drops the array after its last byte.
@@ -91,40 +139,24 @@ impl<A: Fetch> Window<A> {
         target: &'t mut Uninit,
     ) -> Result<&'t mut [u8]> {
         let copied = self.get(number)?.copy_to(start, target)?;
-        let slot = &mut self.lock()?[number];
-        slot.copied += copied.len();
-        if slot.copied >= slot.len {
-            slot.copied = 0;
-            slot.here = None;
-        }
+        self.lock()?.copied(number, copied.len());
         Ok(copied)
     }
 
     /// Fetches all arrays now. Each stays until it is copied.
     pub fn fetch_all(&self) -> Result<()> {
         let mut slots = self.lock()?;
-        slots.iter_mut().try_for_each(Slot::begin)?;
-        let mut slots = slots.iter_mut();
-        slots.try_for_each(|slot| slot.finish().map(drop))
+        let mut numbers = 0..slots.all.len();
+        numbers.clone().try_for_each(|number| slots.begin(number))?;
+        numbers.try_for_each(|number| slots.finish(number).map(drop))
     }
 
     fn get(&self, number: usize) -> Result<Arc<A::Here>> {
         let mut slots = self.lock()?;
-        if slots[number].here.is_none() {
-            let begun = slots.iter().filter(|slot| slot.is_begun());
-            let mut taken: usize = begun.map(|slot| slot.len).sum();
-            for (at, slot) in slots.iter_mut().enumerate().skip(number) {
-                if slot.is_begun() {
-                    continue;
-                }
-                taken = taken.saturating_add(slot.len);
-                if at > number && taken > self.most {
-                    break;
-                }
-                slot.begin()?;
-            }
+        if slots.all[number].here.is_none() {
+            slots.begin_window(number, self.most)?;
         }
-        slots[number].finish()
+        slots.finish(number)
     }
 }
 
@@ -133,6 +165,7 @@ mod tests {
     use std::mem::MaybeUninit;
 
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::{Duration, Instant};
 
     use super::*;
     use crate::base::raw::append_with;
@@ -226,6 +259,38 @@ mod tests {
                 .unwrap();
         }
         assert_eq!(counts.most.load(Ordering::Relaxed), 50);
+    }
+
+    #[test]
+    fn arrays_come_in_any_order() {
+        let counts = Counts::default();
+        let window = Window::new(100);
+        for number in 0..40 {
+            window.add(Remote(vec![number; 9], &counts), 9).unwrap();
+        }
+        for number in (0..40).map(|step| step * 27 % 40) {
+            let mut bytes = [MaybeUninit::new(0); 9];
+            let copied = window.copy_to(number, 0, &mut bytes).unwrap();
+            assert!(copied.iter().all(|byte| usize::from(*byte) == number));
+        }
+        assert!(counts.most.load(Ordering::Relaxed) <= 109);
+    }
+
+    #[test]
+    fn many_arrays_take_linear_time() {
+        let counts = Counts::default();
+        let window = Window::new(1 << 20);
+        let count = if cfg!(miri) { 1 << 4 } else { 1 << 17 };
+        for _ in 0..count {
+            window.add(Remote(vec![1], &counts), 1).unwrap();
+        }
+        let begun = Instant::now();
+        for number in 0..count {
+            window
+                .copy_to(number, 0, &mut [MaybeUninit::new(0)])
+                .unwrap();
+        }
+        assert!(begun.elapsed() < Duration::from_secs(10));
     }
 
     #[test]
