@@ -243,7 +243,7 @@ pub fn elsewhere<T: Send + 'static, W: FnOnce() -> T + Send + 'static>(
     let (give, given) = mpsc::sync_channel(1);
     let (sender, receiver) = mpsc::sync_channel(1);
     let run = move || drop(given.recv().map(|work: W| sender.send(work())));
-    if !has_room_for_thread() || thread::Builder::new().spawn(run).is_err() {
+    if !spawn(run) {
         return Ok(work());
     }
     drop(give.send(work));
@@ -254,6 +254,12 @@ pub fn elsewhere<T: Send + 'static, W: FnOnce() -> T + Send + 'static>(
             Err(mpsc::RecvTimeoutError::Disconnected) => panic!("work in another thread panicked"),
         }
     }
+}
+
+/// Runs work in another thread, and does not wait for it. Returns false, and drops the work, if
+/// there can be no thread.
+pub fn spawn(work: impl FnOnce() + Send + 'static) -> bool {
+    has_room_for_thread() && thread::Builder::new().spawn(work).is_ok()
 }
 
 /// Returns whether there is memory for another thread. A thread that gets the last page cannot

@@ -10,12 +10,12 @@ use std::path::Path;
 use std::sync::Arc;
 #[cfg(target_os = "linux")]
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 
 #[cfg(target_os = "linux")]
 use memmap2::UncheckedAdvice;
 use memmap2::{Mmap, MmapOptions};
 
+use crate::base::parallel;
 #[cfg(any(target_os = "linux", not(unix)))]
 use crate::base::raw::zeroed;
 use crate::base::raw::{Filling, RawBytes, Uninit};
@@ -115,7 +115,7 @@ impl Mapping {
         let _ = (self.pages.as_ref()).map(|pages| pages.advise(memmap2::Advice::Random));
         let mapping = self.clone();
         // Without a thread, pages are read on use.
-        let _ = thread::Builder::new().spawn(move || mapping.prefetch(ranges));
+        parallel::spawn(move || mapping.prefetch(ranges));
     }
 
     /// [`read_at`] that notes reads which had to wait for the disk.
@@ -259,6 +259,7 @@ fn read_some<'t>(file: &File, target: &'t mut Uninit, offset: u64) -> io::Result
 #[cfg(test)]
 mod tests {
     use std::mem::MaybeUninit;
+    use std::thread;
 
     use super::*;
 

@@ -11,7 +11,6 @@ use std::mem::MaybeUninit;
 use std::path::Path;
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::thread;
 
 use tempfile::{NamedTempFile, PersistError};
 
@@ -85,7 +84,9 @@ pub fn discard(temporary: NamedTempFile, watch: Option<&dyn Watch>) -> Result<()
     let close = move || drop(file);
     match watch {
         Some(watch) => parallel::elsewhere(close, watch)?,
-        None => drop(thread::Builder::new().spawn(close)),
+        None => {
+            parallel::spawn(close);
+        }
     }
     Ok(())
 }
