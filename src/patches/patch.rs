@@ -5,7 +5,6 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use rmp_serde::Deserializer;
 use serde::{Deserialize, Serialize};
 
 use crate::base::error::mismatch;
@@ -15,6 +14,7 @@ use crate::base::source::{Source, missing};
 use crate::base::watch::{Steps, Watch};
 use crate::codec::delta::{BLOCK_BYTES, Block, Elements, Kind};
 use crate::format::footer;
+use crate::format::structure::check_version;
 use crate::format::wire::{Cursor, EXT_DELTA, Head, length};
 use crate::{Error, Result};
 
@@ -266,8 +266,8 @@ impl<'a> Patch<'a> {
             let (pieces, place) = (skeleton.pieces.len(), skeleton.len);
             let done = read_difference(bytes, start, body, skeleton);
             match (done, len) {
-                (Ok(it), len) if len.is_none_or(|len| it.place.end == place + len) => {
-                    grow::push(&mut patch.differences, it)?;
+                (Ok(found), len) if len.is_none_or(|len| found.place.end == place + len) => {
+                    grow::push(&mut patch.differences, found)?;
                 }
                 (Err(error), _) if !is_damaged || error.is_no_damage() => return Err(error),
                 (_, Some(len)) => {
@@ -365,20 +365,13 @@ pub fn record_of(bytes: &[u8], is_damaged: bool) -> Result<(Record, Range<usize>
 }
 
 fn decode_record(bytes: &[u8]) -> Result<Record> {
-    let mut deserializer = Deserializer::from_read_ref(bytes);
-    let record = Record::deserialize(&mut deserializer).map_err(|error| {
+    let record: Record = rmp_serde::from_slice(bytes).map_err(|error| {
         decode::explain_sealed(&error, |error| {
             Error::Structure(format!("the record of the patch cannot be read: {error}"))
         })
     })?;
-    match record.version {
-        VERSION => Ok(record),
-        version => Err(Error::Newer {
-            reason: format!(
-                "the patch has version {version}, and this treepack reads version {VERSION}"
-            ),
-        }),
-    }
+    check_version("the patch", record.version, VERSION)?;
+    Ok(record)
 }
 
 fn read_difference<'a>(
@@ -387,7 +380,7 @@ fn read_difference<'a>(
     body: Range<usize>,
     skeleton: &mut Skeleton<'a>,
 ) -> Result<Difference<'a>> {
-    let malformed = |what: &str| Error::malformed(offset, format!("a difference {what}"));
+    let malformed = |reason: &str| Error::malformed(offset, format!("a difference {reason}"));
     let mut at = body.start;
     let mut next = |len: usize| {
         let part = bytes[at..body.end].get(..len);

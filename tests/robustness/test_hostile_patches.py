@@ -95,6 +95,19 @@ def test_a_patch_makes_no_more_than_its_base_and_itself(field: int) -> None:
         treepack.loads(patch, base=base, max_size=300_000)
 
 
+@pytest.mark.parametrize(
+    ("version", "error"), [(0, treepack.DecodeError), (2, treepack.NewerVersionError)]
+)
+def test_only_newer_patches_ask_for_an_upgrade(version: int, error: type[Exception]) -> None:
+    held = {"w": np.zeros(1000)}
+    base = treepack.dumps(held)
+    patch = treepack.dumps(held, base=base)
+    body = patch[:-END].replace(b"\xa7version\x01", b"\xa7version" + bytes([version]))
+    with pytest.raises(treepack.TreepackError, match=f"version {version}") as raised:
+        treepack.loads(sealed(body, patch[-END:]), base=base)
+    assert type(raised.value) is error
+
+
 def test_a_wrong_base_names_each_leaf_once() -> None:
     """Of many blocks and leaves: looking up each in a list would take quadratic time."""
     held = {f"w{number:03}": np.arange(100.0) for number in range(150)} | {"x": np.zeros(1 << 18)}
