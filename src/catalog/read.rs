@@ -60,7 +60,7 @@ impl Catalog {
             if is_misread {
                 unless_damaged(catalog.drop_misread(source))?;
             }
-            unless_damaged(catalog.keep_checksums(source))?;
+            unless_damaged(catalog.keep_checksums(source, watch))?;
             if is_misread {
                 catalog.record = None;
             }
@@ -111,7 +111,7 @@ impl Catalog {
     }
 
     /// Keeps the checksums beside a damaged record.
-    fn keep_checksums(&mut self, source: &dyn Source) -> Result<()> {
+    fn keep_checksums(&mut self, source: &dyn Source, watch: &dyn Watch) -> Result<()> {
         let end = source.len() - source.len().min(Footer::BYTES);
         let tail = bytes_of(source, end..source.len())?;
         let footer = Footer::find(&tail).filter(|footer| match &self.record {
@@ -131,7 +131,7 @@ impl Catalog {
         let start = count.checked_mul(4).and_then(|len| end.checked_sub(len));
         if let Some(start) = start.filter(|_| known < count) {
             let sums = checksums_of(&bytes_of(source, start..start + 4 * known)?)?;
-            if footer.is_some() || self.fit(source, &sums)? {
+            if footer.is_some() || self.fit(source, &sums, watch)? {
                 self.checksums = sums;
             }
         }
@@ -139,11 +139,12 @@ impl Catalog {
     }
 
     /// Returns whether a leaf has its checksum, which no other number would be.
-    fn fit(&self, source: &dyn Source, sums: &[u32]) -> Result<bool> {
+    fn fit(&self, source: &dyn Source, sums: &[u32], watch: &dyn Watch) -> Result<bool> {
         let mut block = Vec::new();
         for (leaf, expected) in self.leaves.iter().zip(sums) {
             let mut sum = Hasher::new();
             for part in parallel::blocks(leaf.region..leaf.end, BLOCK_BYTES) {
+                watch.check()?;
                 block.clear();
                 read_to(source, part, &mut block)?;
                 sum.update(&block);
