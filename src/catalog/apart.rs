@@ -12,11 +12,8 @@ const MAX_NAME: usize = 100;
 /// The first innermost parts that differ. Code is not compared.
 pub fn apart<'a>(one: &'a Value, other: &'a Value) -> Result<Option<(&'a Value, &'a Value)>> {
     let first = |pairs: &mut dyn Iterator<Item = (&'a Value, &'a Value)>| {
-        let differences = pairs.map(|(one, other)| apart(one, other));
-        differences
-            .map(Result::transpose)
-            .find_map(|difference| difference)
-            .transpose()
+        let mut differences = pairs.map(|(one, other)| apart(one, other).transpose());
+        differences.find_map(|difference| difference).transpose()
     };
     match (one, other) {
         (Value::Float(a), Value::Float(b)) if a.is_nan() && b.is_nan() => Ok(None),

@@ -69,7 +69,7 @@ impl ShardGrid {
         let mut bounds = vec![0..0; self.dims.len()];
         for (bounds, dim) in bounds.iter_mut().zip(&self.dims).rev() {
             let start = shard % dim.count * dim.size;
-            *bounds = start..dim.len.min(start + dim.size);
+            *bounds = start..dim.len.min(start.saturating_add(dim.size));
             shard /= dim.count;
         }
         Some(bounds)

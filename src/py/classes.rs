@@ -66,7 +66,7 @@ impl<'py> Classes<'py> {
     }
 
     /// Returns whether there were values that only Python classifies.
-    pub fn has_asked(&self) -> bool {
+    pub fn has_called_python(&self) -> bool {
         !self.answers.is_empty()
     }
 

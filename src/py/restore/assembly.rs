@@ -33,8 +33,13 @@ const AGAIN_BYTES: usize = 32 << 20;
 /// Static data of so many bytes count as nothing, like a value.
 const SMALL_BYTES: usize = 300;
 
-/// The keys of a mapping, and their texts.
-type Keys<'py> = (Bound<'py, PyAny>, Bound<'py, PyList>);
+/// What becomes the keys of a dict in place of a node.
+#[derive(Clone)]
+enum Plain<'py> {
+    Names,
+    /// The keys of a mapping, and their texts: if these are the names of the children, the keys.
+    Keys(Bound<'py, PyAny>, Bound<'py, PyList>),
+}
 
 pub struct Assembly<'a, 'py> {
     py: Python<'py>,
@@ -46,8 +51,8 @@ pub struct Assembly<'a, 'py> {
     /// Static data or keys by node, and whether they have placeholders: many children may be the
     /// same node.
     decoded: Vec<Option<(Bound<'py, PyAny>, bool)>>,
-    /// The keys of nodes that become dicts, `None` for those without; filled when needed.
-    plain: Vec<Option<Option<Keys<'py>>>>,
+    /// By node; filled when needed.
+    plain: Vec<Option<Plain<'py>>>,
     /// Whether code is in or below each node; filled when needed.
     code: Vec<bool>,
     /// Nodes that become dicts wherever they are.
@@ -213,7 +218,7 @@ impl<'a, 'py> Assembly<'a, 'py> {
         if self.record.types[class].name == CODE {
             return Ok(py.None().into_bound(py));
         }
-        let Some((keys, texts)) = self.plain_keys(node, data, built.len())? else {
+        let Plain::Keys(keys, texts) = self.plain_keys(node, data, built.len())? else {
             return Ok(names.dict(py, built)?.into_any());
         };
         for (text, name) in texts.iter().zip(names.names()) {
@@ -224,31 +229,24 @@ impl<'a, 'py> Assembly<'a, 'py> {
         with_keys(&keys, built.into_iter().map(Some))
     }
 
-    /// Returns the keys of a mapping with so many children; `None` if the data are no such keys.
-    fn plain_keys(&mut self, node: usize, data: &[u8], count: usize) -> Walked<Option<Keys<'py>>> {
+    fn plain_keys(&mut self, node: usize, data: &[u8], count: usize) -> Walked<Plain<'py>> {
         if self.plain.is_empty() {
             self.plain = grow::filled(None, self.record.nodes.len())?;
         }
         if let Some(known) = &self.plain[node] {
             return Ok(known.clone());
         }
-        let found = match Value::decode(data)? {
-            Value::Tuple(parts) => match parts.into_iter().next() {
-                Some(Value::List(keys))
-                    if keys.len() == count && keys.iter().all(Value::is_simple) =>
-                {
-                    let keys = self.keys(node, &Value::List(keys).encode()?)?;
-                    let texts = keys
-                        .cast::<PyList>()?
-                        .iter()
-                        .map(|key| Ok(key.str()?.into_any()));
-                    let texts = list_of_results(self.py, texts)?;
-                    Some((keys, texts))
-                }
-                _ => None,
-            },
-            _ => None,
-        };
+        let mut found = Plain::Names;
+        if let Value::Tuple(parts) = Value::decode(data)?
+            && let Some(Value::List(keys)) = parts.into_iter().next()
+            && keys.len() == count
+            && keys.iter().all(Value::is_simple)
+        {
+            let keys = self.keys(node, &Value::List(keys).encode()?)?;
+            let texts = keys.cast::<PyList>()?.iter();
+            let texts = list_of_results(self.py, texts.map(|key| key.str()))?;
+            found = Plain::Keys(keys, texts);
+        }
         Ok(self.plain[node].insert(found).clone())
     }
 

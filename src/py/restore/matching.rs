@@ -1,4 +1,4 @@
-//! Compares leaves with a template, as far as that needs no Python.
+//! Compares leaves with a template, as far as that calls no Python.
 
 use std::cell::RefCell;
 use std::ptr;

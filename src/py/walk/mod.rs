@@ -48,7 +48,7 @@ pub fn layout_of(
     walk.root(tree)
         .map_err(|failure| failure.into_py(tree.py(), "serializing"))?;
     if let Some(left_out) = &walk.options.left_out
-        && walk.classes.has_asked()
+        && walk.classes.has_called_python()
     {
         let ties = left_out.call_method1(intern!(tree.py(), "ties"), (tree,))?;
         let ties: Vec<(String, String)> = ties.extract()?;
