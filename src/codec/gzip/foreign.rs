@@ -426,11 +426,8 @@ mod tests {
         }
         let padding = [gzip(b"one"), vec![0; 2 * Input::BYTES]].concat();
         let members = gzip(b"").repeat(2 * Input::BYTES / 20);
-        let name = [
-            &b"\x1f\x8b\x08\x08\0\0\0\0\0\xff"[..],
-            &[b'a'; 2 * Input::BYTES],
-        ]
-        .concat();
+        let mut name = b"\x1f\x8b\x08\x08\0\0\0\0\0\xff".to_vec();
+        name.resize(2 * Input::BYTES, b'a');
         for stream in [padding, members, name] {
             let stopped = Stream(&stream).inflate(0, None, &Stop);
             assert!(matches!(stopped, Err(Error::Stopped)));

@@ -104,7 +104,7 @@ mod tests {
             bytes
         };
         let empty = b"\xc7\x08\x01\x93\x91\x00\xa2u1\xc4\x00".to_vec();
-        let one = chunked(&[empty.clone()]);
+        let one = chunked(std::slice::from_ref(&empty));
         assert!(Events::read(&chunked(&[one.clone(), one])).is_ok());
         let two = chunked(&[empty.clone(), empty]);
         assert!(Events::read(&two).is_ok());
