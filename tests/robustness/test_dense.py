@@ -129,8 +129,13 @@ def test_nodes_share_the_keys_that_they_share_in_the_file(
     }
     children = b"".join(msgpack.packb(str(number)) + b"\x81\xa1a\x01" for number in range(count))
     data = b"\xde" + struct.pack(">H", count + 1) + children
-    data += msgpack.packb("__treepack__") + msgpack.packb(sealed(msgpack.packb({**RECORD, **record})))
-    with measured.memory("", len(data), 3 * PER_VALUE * count) as found, measured.time("", 1) as late:
+    data += msgpack.packb("__treepack__") + msgpack.packb(
+        sealed(msgpack.packb({**RECORD, **record}))
+    )
+    with (
+        measured.memory("", len(data), 3 * PER_VALUE * count) as found,
+        measured.time("", 1) as late,
+    ):
         treepack.loads(data, containers=containers)
     assert not found + late
 
@@ -144,7 +149,8 @@ def test_an_array_in_many_chunks_is_copied_in_linear_time(
     nbytes = source.stat().st_size
     with treepack.open(source) as file, measured.time("", nbytes) as late:
         treepack.save(tmp_path / "copy.treepack", file, durable=False)
-    assert nbytes > 2 * limits.MIB and not late
+    assert nbytes > 2 * limits.MIB
+    assert not late
 
 
 # The texts of the paths of so many leaves below this key have 26 MB.
