@@ -165,7 +165,6 @@ mod tests {
     use std::mem::MaybeUninit;
 
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::time::{Duration, Instant};
 
     use super::*;
     use crate::base::raw::append_with;
@@ -274,23 +273,6 @@ mod tests {
             assert!(copied.iter().all(|byte| usize::from(*byte) == number));
         }
         assert!(counts.most.load(Ordering::Relaxed) <= 109);
-    }
-
-    #[test]
-    fn many_arrays_take_linear_time() {
-        let counts = Counts::default();
-        let window = Window::new(1 << 20);
-        let count = if cfg!(miri) { 1 << 4 } else { 1 << 17 };
-        for _ in 0..count {
-            window.add(Remote(vec![1], &counts), 1).unwrap();
-        }
-        let begun = Instant::now();
-        for number in 0..count {
-            window
-                .copy_to(number, 0, &mut [MaybeUninit::new(0)])
-                .unwrap();
-        }
-        assert!(begun.elapsed() < Duration::from_secs(10));
     }
 
     #[test]
