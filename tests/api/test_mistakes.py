@@ -105,6 +105,7 @@ def make_files() -> None:
     treepack.save("lost", TREE, base="gone")
     pathlib.Path("gone").unlink()
     treepack.save("partial", partial())
+    treepack.save("jax", {"w": jnp.ones(2)})
     treepack.Publisher("policy").push(TREE, version=1)
     run = treepack.Series("run")
     for step in range(3):

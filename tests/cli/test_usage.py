@@ -29,6 +29,9 @@ def files(folder: Path) -> None:
     treepack.save("run/whole", held)
     treepack.save("run/patch", held, base="run/whole")
     treepack.save("away/patch", held, base="run/whole")
+    treepack.save("away/gone", held)
+    treepack.save("away/lost", held, base="away/gone")
+    Path("away/gone").unlink()
 
 
 # A mistake, a part of its error, and cures with their exit status.
@@ -132,6 +135,11 @@ ROWS: list[tuple[str, str, list[tuple[str, int]]]] = [
         (f"convert {base} base", 0), ("convert away/patch x --base base", 0)])
         for base, form in [("run/shards", "a directory"), ("m.safetensors", "a safetensors file"),
             ("run/patch", "a patch itself")]),
+    ("ls away/lost", "put it there, or run `treepack convert` with --base: 'away/gone'", [
+        ("convert away/lost x --base run/whole", 0)]),
+    ("convert a.treepack x --sharded", r"--sharded: treepack.save\(path, tree, sharded=True\)", []),
+    ("ls a.treepack --map x=step --map rules.py:m", "got both: pass rules.py:m alone", [
+        ("ls a.treepack --map x=step", 0)]),
     ("convert a.treepack", "'TARGET'.* Name the new file, or - for standard output, as the last", [
         ("convert a.treepack x.treepack", 0)]),
     ("get params/w a.treepack w.npy", "no params/w: FILE comes first: `treepack get a.treep", [
@@ -196,3 +204,9 @@ def test_the_page_names_every_option() -> None:
     for name, command in commands.items():
         for option in (it for each in command.params for it in each.opts if it.startswith("--")):
             assert re.search(rf"`{option}\b", page), (name, option)
+
+
+def test_a_patch_of_a_base_elsewhere() -> None:
+    expected = "a patch: run `treepack convert` with --base, the file that it was made against"
+    assert expected in refused("ls", "away/patch", status=1)
+    call("convert", "away/patch", "x", "--base", "run/whole")

@@ -22,6 +22,40 @@ class Measured(np.ndarray):
 
 
 LAPSES: list[Row] = [
+    ("treepack.Series('run').resume(TREE, expect='0' * 32)", "load takes it, as for run.path", [
+        "load(treepack.Series('run').path(2), TREE, expect=treepack.digest(TREE))"]),
+    ("treepack.Subscriber('policy').latest(mmap=False)", "leave it out: versions are read into m", [
+        "treepack.Subscriber('policy').latest()"]),
+    ("checkpoints.restore_checkpoint('series', TREE, select='step')", "'select': treepack.load t", [
+        "load('series/checkpoint_2', TREE, select='step')"]),
+    ("treepack.load_exported('model', dtype='bfloat16')", "'dtype': treepack.load takes it$", [
+        "load('model', dtype='bfloat16')"]),
+    ("file['params/w'].block_until_ready()", r"use jax.numpy.asarray\(array\)$", [
+        "jnp.asarray(file['params/w']).block_until_ready()"]),
+    ("load('model', mapping={'v': 'params.w'}, select='params.w')", "is it 'v' in the tree", [
+        "load('model', mapping={'v': 'params.w'}, select='v')"]),
+    ("load('with_list', mapping={'w': ('layers.{i}', 'a -> i a')}, select='layers/1')",
+        "'layers/1' is a path of the file: is it 'w' in the tree", [
+            "load('with_list', mapping={'w': ('layers.{i}', 'a -> i a')}, select='w')"]),
+    ("load('with_list', mapping={'w': ('layers.*', 'a -> i a')})", r"braces, as in 'layers.{i}'", [
+        "load('with_list', mapping={'w': ('layers.{i}', 'a -> i a')})"]),
+    ("load('wide', mapping={('a', 'b'): ('w', '(n d) -> n d', {'along': 'n'})})",
+        "  a: the size of n is unknown: .* or leave n out of the side with 2 arrays, if each is", [
+            "load('pair_of', mapping={('c', 'd'): ('a', '(n e) f -> e f', {'along': 'n'})})"]),
+    ("treepack.diff({'x': TREE['step']}, 'model', mapping={'x': 'step'})", "one: pass it first$", [
+        "treepack.diff('model', {'x': TREE['step']}, mapping={'x': 'step'})"]),
+    ("treepack.Series('run').save(9, TREE, local=Thing())", r"dict of its state, as vars\(...\)", [
+        "treepack.Series('run').save(9, TREE, local=vars(Thing()))"]),
+    ("treepack.Series('run').save(9, TREE, local=iter([1]))", r"save list\(...\) of it; an", [
+        "treepack.Series('run').save(9, TREE, local=[*iter([1])])"]),
+    ("open('jax')['w'].__setitem__(0, 1)", r'arrays of file.load\(arrays="numpy", copy=True\)', [
+        "open('jax').load(arrays='numpy', copy=True)['w'].__setitem__(0, 1)"]),
+    ("checkpoints.save_checkpoint('new', TREE, 1, keep_last=2)", "'keep_last': pass keep=3$", [
+        "checkpoints.save_checkpoint('new', TREE, 1, keep=3)"]),
+    ("[treepack.Series('runs', prefix='m_').save(1, TREE), load('runs')]", "with --prefix m_$", [
+        "run('ls', 'runs', '--prefix', 'm_')"]),
+    ("load('wide', sharding=NamedSharding(mesh, P()))", "sharding=, or None in sharding= for it$", [
+        "load('wide', sharding={'w': None})", "load('wide', sharding=lambda path, leaf: None)"]),
     ("load('model', select=('params/w',))", "A tuple is one path, by its keys: pass 'params/w'$", [
         "load('model', select='params/w')"]),
     ("load('model', mmap_mode='r')", "leave it out: files are mapped", [

@@ -32,6 +32,10 @@ def rules_of(given: list[str]) -> Any:
         tree, _, file = text.partition("=")
         path, _, axes = file.partition("=")
         tree, path, axes = tree.strip(), path.strip(), axes.strip()
+        if len(given) > 1 and "=" not in text and ".py:" in text:
+            raise ValueError(
+                f"--map takes rules, or one name in a file, got both: pass {text} alone"
+            )
         if not (tree and path):
             raise ValueError(f"--map takes the new and the old path, as new=old, got {text!r}")
         if tree in rules:

@@ -133,6 +133,9 @@ def _flag(option: re.Match[str]) -> str:
 # Cures in messages to programs, and those in their place.
 _CURES = {
     "for several patterns, pass a list": "for several patterns, repeat the option",
+    "call load with base=, or run": "or run",
+    "pass base=, the tree or data that it was made against, to load or loads, or --base to "
+    "`treepack convert`": "run `treepack convert` with --base, the file that it was made against",
     "choose a file in it; save(..., sharded=True) writes a directory": "choose a file in it",
     "pass the tree that treepack.load returns for it as base=, or one file": (
         "pass the file that `treepack convert` writes of it, or another one"

@@ -80,6 +80,7 @@ _OPTIONS = {
     },
     None: {
         "--to --format -f -t": f"the suffix of TARGET selects the format, as in out{_EXAMPLE}",
+        "--sharded": "treepack.save(path, tree, sharded=True) writes such a directory",
         "--output --out -o": "name the new file after FILE, as TARGET",
         "--compress --compression -z": "use --gzip, or --numbers",
         "--exclude --ignore": "use --skip",

@@ -119,8 +119,8 @@ def unknown_attribute(thing: object, name: str, hint: str) -> AttributeError:
 
 def read_only(*_: Any) -> None:
     raise TypeError(
-        "open files are read-only: change the tree of load(copy=True) or file.load(copy=True), and "
-        "save it"
+        'open files are read-only: change the arrays of file.load(arrays="numpy", copy=True), and '
+        "save that tree"
     )
 
 

@@ -40,6 +40,7 @@ OPTIONS = [
     ("verify", "durable", "call treepack.verify(path) after the save"),
     ("sharding mesh", "sharded", "leave it out: arrays are saved as they are sharded"),
     ("mesh spec partition_spec", "sharding", "pass sharding=NamedSharding(mesh, spec)"),
+    ("max_to_keep keep_last keep_n", "keep_every_n_steps", "pass keep=3"),
     ("keep max_to_keep keep_last", "durable", "treepack.Series(path, keep=...) takes it"),
     ("obj pytree params state model", "separator", "pass the tree as the second argument"),
     ("target template", "separator", "pass the tree as the second argument"),
@@ -90,6 +91,12 @@ OPTIONS = [
     ),
     ("link incremental dedupe", "unchanged", 'pass unchanged="link"'),
     ("step", "version", "pass version="),
+    ("mmap verify", "template", "leave it out: versions are read into memory, and verified"),
+    (
+        "expect on_corrupt return_report",
+        "template",
+        "treepack.load takes it, as for run.path(step)",
+    ),
     ("newer_than timeout", "template", "wait of a treepack.Subscriber takes it"),
     ("version", "template", "only the newest version is read; pass newer_than= to wait"),
     ("timeout", "max_size", "leave it out: treepack.load and Subscriber.wait take it"),
@@ -97,6 +104,7 @@ OPTIONS = [
     ("dtype sharding device", "path_or_data", "treepack.load takes it"),
     ("select exclude", "path_or_data", "take the part of an open file: file[path]"),
     ("select exclude keys", "rtol", "compare parts of open files, as file[path]"),
+    ("select exclude dtype cast mapping missing", "copy", "treepack.load takes it"),
     ("dtype cast", "static", "cast the arrays before, as by jax.tree.map"),
     ("mmap max_size storage_options", "on_corrupt", "treepack.open takes it"),
     ("leaves", "source", "use its result, such as digest.leaves or verify(path).leaves"),
@@ -253,6 +261,7 @@ OF_CLASSES = {
         "LazyArray": {
             "load read array value": "read it by array[...], or a part by array[:10]",
             "at": "use jax.numpy.asarray(array).at",
+            "block_until_ready device devices addressable_shards": "use jax.numpy.asarray(array)",
             "sharding": "treepack.abstract(path) has that of the save",
         },
     }.items()

@@ -329,10 +329,10 @@ def apply_delta(
 ) -> int:
     """Applies a patch to the tree in a buffer.
 
-    The buffer must have an encoding of `pack_into`, and the patch be of `pack_into`, `buffers` or
-    `dumps` with the same options, with the buffer's tree as `base=`, and with keys in the same
-    order. Afterwards, the buffer has the bytes that `pack_into` would have written. Only changed
-    elements are written.
+    The buffer must have an encoding of `pack_into`, and the patch be of `pack_into` or `buffers`
+    with the same options, with the buffer's tree as `base=`, and with keys in the same order;
+    `dumps` does not align small arrays. Afterwards, the buffer has the bytes that `pack_into` would
+    have written. Only changed elements are written.
 
     Each block is compared with its checksum while it changes. An error undoes all changes; where
     most floats change, that takes a byte of memory for each. A killed process undoes nothing, so
@@ -388,7 +388,8 @@ def apply_delta(
     except ValueError as error:
         if not isinstance(error, TreepackError):
             error.add_note(
-                "treepack: make patch and buffer with the same described= (dumps makes described "
-                "ones), and keep counters as arrays, or pack the whole tree"
+                "treepack: make the patch by buffers or pack_into with the options of the buffer "
+                "(dumps aligns small arrays otherwise), and keep counters as arrays, or pack the "
+                "whole tree"
             )
         raise

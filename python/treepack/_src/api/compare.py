@@ -24,6 +24,7 @@ from treepack._src.readers.statistics import pairs
 from treepack._src.storage.address import Address
 from treepack._src.storage.content import is_source
 from treepack._src.storage.fetch import fetching_arrays
+from treepack.errors import TreepackError
 
 
 class Difference(NamedTuple):
@@ -163,7 +164,12 @@ def diff(
         skipped: set[str] = set()
         if mapping is not None:
             original = left
-            left = left._in_layout(mapping, {path: Leaf.of(leaf) for path, leaf in theirs.items()})
+            wanted = {path: Leaf.of(leaf) for path, leaf in theirs.items()}
+            try:
+                left = left._in_layout(mapping, wanted)
+            except TreepackError as error:
+                error.add_note("treepack: mapping= is the layout of the first one: pass it first")
+                raise
             reader: Any = left._at().reader
             skipped = reader.skipped()
             for path in reader.unexpected():  # another leaf has its path

@@ -72,7 +72,7 @@ class Mapping(RuleSet):
 
     Options of a rule, as a third value:
 
-    * `along`: the axis along which several arrays are one; each may lack it, as one index.
+    * `along`: the axis along which several arrays are one; an array without it is one index.
     * `pad`: the sizes of axes of the tree that are longer, filled with zeros: `{"v": 1024}`. `save`
       leaves out the indices beyond the file's size, a keyword.
     * `scale`, `add`: a factor and then a sum, computed in float32.
@@ -258,7 +258,8 @@ class MappedReader(Reader):
 
     def check_names(self, paths: Iterable[str]) -> None:
         for path, (new, made) in itertools.product(paths, self.outcome.items()):
-            if repr(path) in made.rule.text if isinstance(made, Made) else path == made:
+            name = path.replace(".", "/")
+            if made.rule.takes(name) if isinstance(made, Made) else name == made:
                 raise TreepackError(f"{path!r} is a path of the file: is it {new!r} in the tree?")
 
     def _leave_out_short(self) -> None:

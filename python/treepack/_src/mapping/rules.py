@@ -113,6 +113,9 @@ class Rule:
             is_checked=scale is not None and not self.inexact,
         )
 
+    def takes(self, path: str) -> bool:
+        return any(True for each in self.here.patterns for _ in each.matches(LeafNames([path])))
+
     def unmatched(self, here: Iterable[str], there: Iterable[str] | None) -> str:
         return f"{self.text} matches nothing in the {self.here.name}{self.near(here, there)}"
 
@@ -293,6 +296,8 @@ def _check_axes(rule: Rule) -> None:
                 is_joined = any(sorted(name) == sorted(axis) for axis in other.axes)
                 cure = "name it on both sides, or as an index in braces"
                 cure = f"write spaces between axes, as in {' '.join(name)!r}" if is_joined else cure
+                if star := next((it.text for it in other.patterns if "*" in it.text), None):
+                    cure = f"an index is in braces, as in {star.replace('*', f'{{{name}}}', 1)!r}"
                 raise ValueError(f"{what} is only on the {path}: {cure}")
 
 

@@ -128,8 +128,9 @@ def solve(rule: Rule, given: Given) -> dict[str, int]:
         if known.get(name, 0) > size:
             text = f"{name} is {known[name]} in the file, more than pad= fills: {size}"
             raise SizesError(f"{text}; pass a larger size")
-    if unknown := sorted(wanted - known.keys()):
-        axis, is_part, _ = unknown[0].partition("#")
+    if unknown := wanted - known.keys():
+        # The sizes of `along` first: with them, others may be known.
+        axis, is_part, _ = min(unknown, key=lambda name: ("#" not in name, name)).partition("#")
         example_sizes = ", ".join(["32", *["8"] * (len(several.patterns) - 1)])
         example = f"{axis}=({example_sizes})" if is_part else f"{axis}=32"
         remedy = f"it as a keyword, as in treepack.Mapping(rules, {example})"

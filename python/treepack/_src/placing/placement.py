@@ -238,7 +238,9 @@ def _place(
                 if reading.cast != "overflow":
                     _check_floats(item.path, leaf, on_device)
                 if on_device.dtype != leaf.dtype and not _jax.is_abstract(item.target):
-                    remedy = "arrays='numpy'" if where is None else "neither device= nor sharding="
+                    remedy = "arrays='numpy'"
+                    if where is not None:
+                        remedy = "neither device= nor sharding=, or None in sharding= for it"
                     raise TreepackError(
                         f"at {item.path}: JAX would convert {leaf.dtype.name} to "
                         f"{on_device.dtype.name}: set jax_enable_x64, or load with {remedy}"

@@ -125,7 +125,10 @@ def _encoded(local: Any) -> bytes:
         data = dumps(local, static="error")
     except UnserializableLeafError as error:
         path = "local" if error.path == "." else f"local/{error.path}"
-        raise UnserializableLeafError(error.message, path) from error.__cause__
+        message = error.message.replace(', or leave it out with treepack.save(static="skip")', "")
+        reason, is_node, _ = message.partition("; if it is a container, ")
+        message = f"{reason}: save a dict of its state, as vars(...) of it" if is_node else message
+        raise UnserializableLeafError(message, path) from error.__cause__
     except Exception as error:
         error.add_note("treepack: while encoding the argument local")
         raise

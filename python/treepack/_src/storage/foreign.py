@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import functools
 import re
+import shlex
 from collections.abc import Callable
 
 import treepack._core as core
@@ -104,7 +105,7 @@ def _directory_text(path: Address, inside: Address | None, manifest: str, look: 
         steps = ", ".join([str(step) for step in sorted(paths) if step <= newest][-_MOST_NAMES:])
         several = "s" * ("," in steps)
         text = f"is a series with the step{several} {steps}" if steps else "contains a checkpoint"
-        return f"it {text}: load {inside.shown!r}"
+        return f"it {text}: load {inside.shown!r}{'' if steps else _run_of(inside, names)}"
     for fits, text in _KNOWN:
         if found := sorted(filter(fits, names)):
             return text.format(printable(found[0]))
@@ -117,10 +118,18 @@ def _directory_text(path: Address, inside: Address | None, manifest: str, look: 
             "save, or of a file, or wait until this save returns"
         )
     if (below := _below(path, manifest, look)) is not None:
-        return f"it contains a checkpoint: load {below.shown!r}"
+        return f"it contains a checkpoint: load {below.shown!r}{_run_of(below, names)}"
     more = ", …" if len(names) > _MOST_NAMES else ""
     listed = ", ".join(map(printable, names[:_MOST_NAMES]))
     return f"it is not a checkpoint, or its save has not finished. It contains {listed}{more}"
+
+
+def _run_of(checkpoint: Address, names: list[str]) -> str:
+    name = checkpoint.shown.rpartition("/")[2]
+    prefix = name.rstrip("0123456789")
+    if name not in names or prefix in ("", name):
+        return ""
+    return f", or list its run by `treepack ls` with --prefix {shlex.quote(prefix)}"
 
 
 # Names, and descriptions of directories that contain one; the first match counts. Names of Hugging
