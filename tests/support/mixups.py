@@ -442,6 +442,8 @@ OTHERS: list[Row] = [
     ("checkpoints.restore_checkpoint('series', TREE, prefix='ckpt_')",
         "pass prefix='checkpoint_' to restore_checkpoint, or load it", [
             "checkpoints.restore_checkpoint('series', TREE, prefix='checkpoint_')"]),
+    ("checkpoints.latest_checkpoint('run')", "pass prefix='step_' to latest_checkpoint, or load", [
+        "load(checkpoints.latest_checkpoint('run', prefix='step_'))"]),
     ("checkpoints.save_checkpoint(ckpt_dir='s', tree=TREE, step=1)", "pass it as target=", [
         "checkpoints.save_checkpoint(ckpt_dir='s', target=TREE, step=1)"]),
     ("checkpoints.restore_checkpoint('series/checkpoint_2', TREE, step=2)",

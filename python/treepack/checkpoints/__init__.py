@@ -388,6 +388,9 @@ def latest_checkpoint(
       prefix: The prefix of the file names.
       storage_options: See `save_checkpoint`.
 
+    Warns:
+      UserWarning: If there is none, and the directory has checkpoints of another prefix.
+
     Examples:
       >>> import tempfile
       >>> from treepack import checkpoints
@@ -396,8 +399,12 @@ def latest_checkpoint(
       >>> checkpoints.latest_checkpoint(directory) == path
       True
     """
-    last = Steps.given(ckpt_dir, prefix, storage_options).ordered().newest()
-    return None if last is None else last.path.plain
+    steps = Steps.given(ckpt_dir, prefix, storage_options)
+    last = steps.ordered().newest()
+    if last is None:
+        steps.warn_of_others("latest_checkpoint")
+        return None
+    return last.path.plain
 
 
 def available_steps(
