@@ -83,6 +83,24 @@ def test_statistics_are_those_of_numpy(dtype: Any) -> None:
             file["w"].statistics(bins=-1)
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        *(np.full(3, it) for it in (1e17, 1e300, -3e38)),
+        np.array([2**63 + 1], np.uint64),
+        np.arange(5) + 1_700_000_000_000_000_000,  # nanoseconds
+        np.array([-1.7e308, 1.7e308]),
+        np.array([0, 5e-324]),
+    ],
+)
+def test_histograms_of_close_and_of_distant_numbers(values: np.ndarray) -> None:
+    with treepack.open(treepack.dumps({"a": values})) as file:
+        found = file["a"].statistics()
+    assert sum(found.histogram) == values.size
+    assert (found.minimum, found.maximum) == (float(values.min()), float(values.max()))
+    assert found.std <= 1e-9 * abs(found.maximum) or values.min() != values.max()
+
+
 def test_what_is_not_finite_is_counted_apart() -> None:
     arrays = {"a": np.array([np.nan, np.inf, -np.inf, 2]), "none": np.array([np.nan])}
     with treepack.open(treepack.dumps({**arrays, "day": np.zeros(2, "M8[s]")})) as file:

@@ -56,18 +56,28 @@ def statistics(array: Any, bins: int) -> Statistics:
             # https://en.wikipedia.org/wiki/Algorithms_for_calculating_variance#Parallel_algorithm
             mean_here = float(finite.mean())
             apart, count_before, count = mean_here - mean, count, count + finite.size
-            squares += float(np.square(finite - mean_here).sum())
-            squares += apart * apart * count_before * finite.size / count
+            with np.errstate(over="ignore"):
+                squares += float(np.square(finite - mean_here).sum())
+            squares += apart * (count_before / count * finite.size) * apart
             mean += apart * finite.size / count
     counts = np.zeros(bins, np.int64)
     for block in _magnitudes(array) if count and bins else ():
-        counts += np.histogram(block[np.isfinite(block)], bins, (minimum, maximum))[0]
+        counts += _histogram(block[np.isfinite(block)], bins, minimum, maximum)
     symbol = "|x|" if _dtypes.is_complex(array.dtype) else "x"
     if not count:
         minimum = maximum = mean = squares = math.nan
     std = math.sqrt(squares / max(count, 1))
     others = zeros, nan, infinite, array.size, counts.tolist()
     return Statistics(symbol, minimum, maximum, mean, std, *others)
+
+
+def _histogram(finite: np.ndarray, bins: int, minimum: float, maximum: float) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        try:
+            return np.histogram(finite, bins, (minimum, maximum))[0]
+        except ValueError:  # the numbers are too close for their magnitude, or too far apart
+            places = (finite / 2 - minimum / 2) / (maximum / 2 - minimum / 2)
+            return np.histogram(np.nan_to_num(places, nan=0.5), bins, (0, 1))[0]
 
 
 def _magnitudes(array: Any) -> Iterator[np.ndarray]:
