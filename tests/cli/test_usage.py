@@ -41,6 +41,7 @@ ROWS: list[tuple[str, str, list[tuple[str, int]]]] = [
     ("ls -R a.treepack", "-R: leave it out: all levels", [("ls a.treepack", 0)]),
     ("ls a.treepack/params", "is a file, and 'params' a path .* `treepack ls a.treepack params`", [
         ("ls a.treepack params", 0)]),
+    ("ls run 1", "a step is a path of its own: `treepack ls run/step_1`", [("ls run/step_1", 0)]),
     ("ls run/1", "is it 'run/step_1'", [("ls run/step_1", 0)]),
     ("show a.treepack params/w 0", r"treepack\.open\(FILE\)\[PATH\]\[0\]", [
         ("show a.treepack params/w", 0)]),
