@@ -12,7 +12,7 @@ use crate::base::raw::Uninit;
 use crate::base::source::{SharedSource, Source, as_inner, read_to};
 use crate::{Error, Result, base::grow, base::parallel};
 
-/// More than a node of `summed` takes.
+/// An upper bound of the bytes of a node of `summed`.
 const NODE_BYTES: usize = 1 << 10;
 
 /// A source that sums one leaf as it is read. On a checksum mismatch, the last read fails.

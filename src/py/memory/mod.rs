@@ -11,7 +11,8 @@
 //! 3. Lengths are computed here or compared with the memory, never trusted.
 //!
 //! Memory *written* here is fresh, or a caller's buffer (`Writable`), which others must not use
-//! meanwhile, and which has no bytes that are read: who fills it checks that, or copies them first.
+//! meanwhile, and which has no bytes that are read: the function that fills it checks that, or copies them
+//! first.
 //!
 //! | file | contents |
 //! |---|---|

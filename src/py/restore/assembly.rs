@@ -30,10 +30,10 @@ const CODE: &str = "treepack.code";
 /// Bytes of static data that may be restored again for any record, see `room`.
 const AGAIN_BYTES: usize = 32 << 20;
 
-/// Static data of so many bytes count as nothing, like a value.
+/// Static data up to this number of bytes take no room, like a value.
 const SMALL_BYTES: usize = 300;
 
-/// What becomes the keys of a dict in place of a node.
+/// The source of the keys of a dict in place of a node.
 #[derive(Clone)]
 enum Plain<'py> {
     Names,
