@@ -418,6 +418,51 @@ def test_a_subscriber_bounds_the_size_of_versions(where: Path) -> None:
         subscriber.latest()
 
 
+def test_a_version_that_did_not_fit_is_returned_by_the_next_call(where: Path) -> None:
+    treepack.Publisher(where).push({"w": np.zeros(3)}, version=0)
+    subscriber = treepack.Subscriber(where)
+    with pytest.raises(treepack.MismatchError):
+        subscriber.wait({"w": np.zeros(4)}, timeout=60)
+    assert subscriber.wait({"w": np.zeros(3)}, timeout=1)[0] == 0
+
+
+# An interrupt may leave a temporary file to the collector, which warns.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_publisher_goes_on_after_an_interrupt_at_any_line(where: Path) -> None:
+    publisher = treepack.Publisher(where, durable=False, anchor_every=2)
+    numbers = itertools.count()
+
+    def push(line: int) -> KeyboardInterrupt | None:
+        lines = itertools.count(1)
+
+        def trace(frame: Any, event: str, _: object) -> Any:
+            code = frame.f_code
+            if "treepack" not in code.co_filename or code.co_name in ("_end", "_close"):
+                return None  # Python swallows what is raised in finalizers
+            if event == "line" and next(lines) == line:
+                raise KeyboardInterrupt
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            publisher.push(policy(0), version=next(numbers))
+        except KeyboardInterrupt as error:
+            return error
+        finally:
+            sys.settrace(before)
+        return None
+
+    stride, interrupted = tiers.either(3, 1), 0
+    for line in itertools.count(1, stride):
+        error = push(line)  # with its traceback, as in a notebook
+        if error is None:
+            break
+        interrupted += 1
+        publisher.push(policy(0), version=next(numbers))
+    assert interrupted > 50
+
+
 # Forks publishers and subscribers, and kills them at any time. All of a tree is of one version. The
 # program imports no jax, so that it may fork.
 KILLS = """

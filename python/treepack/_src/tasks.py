@@ -16,6 +16,7 @@ from contextvars import copy_context
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Event
+from types import FrameType
 from typing import ClassVar, Generic, TypeVar
 
 T = TypeVar("T")
@@ -64,30 +65,44 @@ class Turns:
     def __init__(self) -> None:
         self._now: dict[str, _Turn] = {}
 
-    @contextlib.contextmanager
-    def taken(self) -> Iterator[bool]:
-        """Waits for a turn; yields false in a signal handler that has interrupted another turn."""
+    def run(self, work: Callable[[], object]) -> bool:
+        """Runs work in a turn; returns false in a signal handler that has interrupted another turn.
+
+        Not a context manager, which would keep its turn if Ctrl-C came while it is entered.
+        """
         mine = _Turn()
         try:
             while (other := self._now.setdefault("now", mine)) is not mine:
-                if other.process != mine.process:  # of the parent of this forked process
+                if other.is_over():
                     self._now = {}
+                    other.reach()
                 elif other.thread == mine.thread:
-                    yield False
-                    return
+                    return False
                 else:
                     other.wait()
-            yield True
+            work()
+            return True
         finally:
             if self._now.get("now") is mine:
                 self._now.pop("now")
             mine.reach()
+            mine.frame = None  # which holds this turn
 
 
 class _Turn(Milestone):
     def __init__(self) -> None:
         super().__init__()
         self.process, self.thread = os.getpid(), _thread.get_ident()
+        self.frame: FrameType | None = sys._getframe(1)
+
+    def is_over(self) -> bool:
+        """Whether it is of the parent of this forked process, or Ctrl-C came at its end."""
+        if self.process != os.getpid():
+            return True
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and frame is not self.frame:
+            frame = frame.f_back
+        return frame is None and self.thread == _thread.get_ident()
 
 
 class Task(Generic[T]):

@@ -328,9 +328,11 @@ class LocalDirectory(Directory):
         return super()._spares(name) or (spared is not None and _is_of(name, spared))
 
     def release(self) -> None:
-        if not self._is_shared:
-            self._lease.release()
-        super().release()
+        try:
+            if not self._is_shared:
+                self._lease.release()
+        finally:
+            super().release()
 
 
 class RemoteDirectory(Directory):

@@ -85,12 +85,15 @@ class Permit:
         directory = Path(path)
         make_directory(directory)
         lease = Lease(directory)
-        with naming(directory):
-            lease.take(name)
         try:
+            with naming(directory):
+                lease.take(name)
             yield lease
         finally:
             lease.release()
+
+    def release(self) -> None:
+        """Does nothing, unless it is a lease."""
 
     def check(self) -> None:
         """Raises a BusyError if another job took this process, or process 0, for dead."""
@@ -296,17 +299,20 @@ class Lease(Permit):
         return b""
 
     def release(self) -> None:
-        self._stopped.set()
-        if self._renewer is not None:
-            self._renewer.join()
-        is_held = self.is_held
-        if os.name == "nt":
-            _close(self._files)  # Windows removes no open file
-        if is_held:
-            with contextlib.suppress(OSError):  # it is unlocked all the same
-                repeated(self._path.unlink)
-        _close(self._files)
-        _held.discard(self)
+        # Whatever interrupts it, the lock ends, and with it the lease.
+        try:
+            self._stopped.set()
+            if self._renewer is not None:
+                self._renewer.join()
+            is_held = self.is_held
+            if os.name == "nt":
+                _close(self._files)  # Windows removes no open file
+            if is_held:
+                with contextlib.suppress(OSError):  # it is unlocked all the same
+                    repeated(self._path.unlink)
+        finally:
+            _close(self._files)
+            _held.discard(self)
 
 
 def _renew(target: int | Path, stopped: threading.Event) -> None:

@@ -9,14 +9,13 @@ A version has an anchor, a patch or both, which give the same bytes.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import json
 import re
 import secrets
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import treepack._core as core
@@ -101,7 +100,7 @@ class Head(NamedTuple):
 
 
 class Versions:
-    """Needs a `turn` to replace the head; in a store, `replace` raises `Changed` if another did."""
+    """Replaces the head `in_turn`; in a store, `replace` raises `Changed` if another did."""
 
     Changed: ClassVar[type[Exception]] = ConditionError
 
@@ -161,18 +160,20 @@ class Versions:
                 )
             return content
 
-    @contextlib.contextmanager
-    def turn(self, number: int) -> Iterator[None]:
+    def in_turn(self, number: int, push: Callable[[], None]) -> None:
         """Keeps out other threads and, by the lease of a local directory, other jobs."""
         check_in_time()
-        with self._turns.taken() as is_taken:
-            if not is_taken:
-                raise BusyError(
-                    f"version {number} is pushed while this thread pushes another, which a signal "
-                    "handler interrupted: push it afterwards"
-                )
+
+        def permitted() -> None:
+            self._permit.release()  # unless Ctrl-C came meanwhile, it is released
             with Permit.taken(self._path, "publisher") as self._permit:
-                yield
+                push()
+
+        if not self._turns.run(permitted):
+            raise BusyError(
+                f"version {number} is pushed while this thread pushes another, which a signal "
+                "handler interrupted: push it afterwards"
+            )
 
     def write(
         self,

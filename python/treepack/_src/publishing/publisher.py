@@ -96,20 +96,22 @@ class Publisher(Advising):
         if _more:
             raise TypeError("push() takes a tree: name the version, as in push(tree, version=1)")
         number = checked("version", version, "pass the step")
-        with self._versions.turn(number):
-            is_repeated = self._settle(number)
-            head = self._loaded()
-            patch, content = Encoding.patched(tree, static, head.content)
-            if is_repeated and head.content is not None:
-                if not head.holds(content):
-                    raise TreepackError(f"version {number} was published with another tree")
-                return
-            more = self._anchor_every
-            self._commit(
-                self._versions.write(head, number, patch, content, more, durable=self._durable)
-            )
-            if self._head.versions[-1].anchor is not None or not self._has_tidied:
-                self._tidy()
+        self._versions.in_turn(number, lambda: self._push(tree, number, static))
+
+    def _push(self, tree: Any, number: int, static: Static) -> None:
+        is_repeated = self._settle(number)
+        head = self._loaded()
+        patch, content = Encoding.patched(tree, static, head.content)
+        if is_repeated and head.content is not None:
+            if not head.holds(content):
+                raise TreepackError(f"version {number} was published with another tree")
+            return
+        more = self._anchor_every
+        self._commit(
+            self._versions.write(head, number, patch, content, more, durable=self._durable)
+        )
+        if self._head.versions[-1].anchor is not None or not self._has_tidied:
+            self._tidy()
 
     def _settle(self, number: int) -> bool:
         """Raises a BusyError if another publisher has pushed, or the version is not newer.
@@ -245,7 +247,7 @@ class Subscriber(Advising):
 
         Args:
           template: A template of the tree; see `load`.
-          newer_than: The number of a version; by default the last one received, by any thread.
+          newer_than: The number of a version; by default the last one returned, in any thread.
           timeout: The maximum time in seconds.
           strict: See `load`, also for other options.
 
@@ -294,10 +296,12 @@ class Subscriber(Advising):
                     ) from error
                 head = newer
         assert held is not None
+        # First, so that `wait` does not skip a version that cannot be loaded.
+        tree = load(held.content, template, **options)
         newest = self._held
         if newest is before or newest is None or newest.number < held.number:
             self._held = held
-        return held.number, load(held.content, template, **options)
+        return held.number, tree
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_held": None}  # another process reads the newest version
