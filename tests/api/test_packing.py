@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+import multiprocessing
 import os
 import socket
 import subprocess
@@ -162,6 +164,19 @@ def test_a_buffer_of_any_type_is_filled():
     floats = np.zeros((len(expected) + 7) // 8)
     size = treepack.pack_into(tree, floats)
     assert floats.tobytes()[:size] == expected
+
+
+def test_arrays_of_ctypes_are_buffers():
+    tree, larger = {"w": np.arange(1000.0)}, {"w": np.arange(1000.0) + 1}
+    array = multiprocessing.RawArray("B", treepack.packed_size(tree, described=True))
+    treepack.pack_into(tree, array, described=True)
+    assert bytes(array) == packed(tree, described=True)
+    patch = b"".join(treepack.buffers(larger, base=tree, described=True))
+    treepack.apply_delta((ctypes.c_char * len(patch)).from_buffer_copy(patch), array)
+    for read in (treepack.loads, treepack.load, lambda data: treepack.open(data).load()):
+        assert_same(read(array), larger)
+    with pytest.raises(BufferError, match="writable"):
+        treepack.pack_into(tree, memoryview(array).toreadonly())
 
 
 @pytest.mark.parametrize("offset", [-1, 101, 2**40, -(2**40)])

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use numpy::PyUntypedArray;
 use pyo3::buffer::PyUntypedBuffer;
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyMemoryView, PyString};
@@ -72,7 +72,7 @@ impl Borrowed {
         if let Ok(bytes) = object.cast_exact::<PyBytes>() {
             return Ok(Self::bytes(bytes));
         }
-        let export = PyUntypedBuffer::get(object)?;
+        let export = exported_by(object)?;
         if !export.is_c_contiguous() {
             return Err(PyTypeError::new_err(
                 "the buffer must be contiguous: pass bytes(...) of it",
@@ -121,6 +121,16 @@ impl Borrowed {
             owner: self.owner.clone_ref(py),
             stable: self.stable,
         }
+    }
+}
+
+pub fn exported_by(object: &Bound<'_, PyAny>) -> PyResult<PyUntypedBuffer> {
+    match PyUntypedBuffer::get(object) {
+        // Arrays of ctypes leave out the strides, which a memoryview adds.
+        Err(error) if error.is_instance_of::<PyBufferError>(object.py()) => {
+            PyUntypedBuffer::get(PyMemoryView::from(object)?.as_any())
+        }
+        export => export,
     }
 }
 

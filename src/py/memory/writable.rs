@@ -9,6 +9,7 @@ use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
 
+use super::borrowed::exported_by;
 use super::detached::detached;
 use crate::base::raw::{RawBytes, Uninit};
 
@@ -21,7 +22,7 @@ pub struct Writable {
 
 impl Writable {
     pub fn get(object: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let export = PyUntypedBuffer::get(object)?;
+        let export = exported_by(object)?;
         if export.readonly() || !export.is_c_contiguous() {
             return Err(PyBufferError::new_err(
                 "the buffer must be writable and contiguous, such as a bytearray: the tree comes \
