@@ -311,6 +311,23 @@ def test_a_subscriber_whose_objects_go_reads_the_head_again(
     check(subscriber, 3)
 
 
+def test_a_subscriber_that_is_too_slow_says_so(
+    where: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher, subscriber = treepack.Publisher(where, anchor_every=1), treepack.Subscriber(where)
+    publisher.push(policy(0), version=0)
+    versions, loaded = itertools.count(1), Versions.loaded
+
+    def late(*args: Any) -> Any:
+        for _ in range(3):
+            publisher.push(policy(0), version=next(versions))
+        return loaded(*args)
+
+    monkeypatch.setattr(Versions, "loaded", late)
+    with pytest.raises(treepack.TreepackError, match=r"removed while it was read: .*anchor_every="):
+        subscriber.latest()
+
+
 def test_waiting_ends_with_a_newer_version(where: Path) -> None:
     publisher, subscriber = treepack.Publisher(where), treepack.Subscriber(where)
     with pytest.raises(TimeoutError, match=r"0\.01 s.*policy"):

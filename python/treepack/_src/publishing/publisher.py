@@ -290,9 +290,15 @@ class Subscriber(Advising):
                 break
             except FileNotFoundError as error:
                 newer = self._versions.head()  # later versions may have come
-                if not left or newer.data == head.data or not newer.versions:
+                if newer.data == head.data or not newer.versions:
                     raise CorruptionError(
                         f"{self._versions} lacks an object that its head names: {error}"
+                    ) from error
+                if not left:
+                    raise TreepackError(
+                        f"{self._versions}: each of {_ATTEMPTS} versions was removed while it was "
+                        "read: pass a larger anchor_every= to the Publisher, so that they stay "
+                        "longer"
                     ) from error
                 head = newer
         assert held is not None
