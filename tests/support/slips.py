@@ -144,15 +144,15 @@ SLIPS: list[Row] = [
         "save('x.safetensors', TREE['params'], mapping={'w': ('l.{l}.w', 'a -> l a')})"]),
     ("dumps({}, metadata=np.ones(9999))", "save larger ones as leaves of the tree", [
         "dumps({'a': np.ones(9999)})"]),
-    ("treepack.apply_delta(dumps(TREE, base=TREE), packed(TREE))", "make the patch by buffers ", [
-        "treepack.apply_delta(dumps(TREE, base=TREE, align=64), packed(TREE, described=True))",
+    ("treepack.apply_delta(dumps(TREE, base=TREE), packed(TREE))", "by buffers or pack_into with", [
+        "treepack.apply_delta(dumps(TREE, base=TREE), bytearray(dumps(TREE)))",
         "treepack.apply_delta(b''.join(treepack.buffers(TREE, base=TREE)), packed(TREE))"]),
     ("treepack.apply_delta(packed(TREE), dumps(TREE, base=TREE))", "the patch comes first, as in", [
         "treepack.apply_delta(b''.join(treepack.buffers(TREE, base=TREE)), packed(TREE))"]),
     ("treepack.apply_delta(dumps(TREE, base=TREE), TREE)", r"dict: treepack.loads\(patch, bas", [
         "treepack.loads(dumps(TREE, base=TREE), base=TREE)"]),
-    ("treepack.apply_delta(TREE, packed(TREE))", r"dict: pass the result of dumps\(", [
-        "treepack.apply_delta(dumps(TREE, base=TREE, align=64), packed(TREE, described=True))"]),
+    ("treepack.apply_delta(TREE, packed(TREE))", r"dict: pass b\"\"\.join\(buffers\(", [
+        "treepack.apply_delta(b''.join(treepack.buffers(TREE, base=TREE)), packed(TREE))"]),
     ("treepack.pack_into(TREE, 5)", r"got int: pass a bytearray of packed_size\(tree\) bytes$", [
         "treepack.pack_into(TREE, bytearray(treepack.packed_size(TREE)))"]),
     ("serialization.from_state_dict((TREE,), (TREE,))", r"path \.: pass to_state_dict\(st", [

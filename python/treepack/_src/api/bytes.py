@@ -329,10 +329,10 @@ def apply_delta(
 ) -> int:
     """Applies a patch to the tree in a buffer.
 
-    The buffer must have an encoding of `pack_into`, and the patch be of `pack_into` or `buffers`
-    with the same options, with the buffer's tree as `base=`, and with keys in the same order;
-    `dumps` does not align small arrays. Afterwards, the buffer has the bytes that `pack_into` would
-    have written. Only changed elements are written.
+    The patch must have the buffer's tree as `base=`, and keys in the same order. If the buffer has
+    an encoding of `pack_into`, the patch must be of `pack_into` or `buffers` with the same options;
+    if it has one of `dumps`, of `dumps`. Afterwards, the buffer has the bytes that this function
+    would have written for the new tree. Only changed elements are written.
 
     Each block is compared with its checksum while it changes. An error undoes all changes; where
     most floats change, that takes a byte of memory for each. A killed process undoes nothing, so
@@ -370,7 +370,7 @@ def apply_delta(
     try:
         return core.apply_delta(patch, buffer, offset=offset, threads=threads)
     except TypeError:
-        _check_buffer("patch", patch, "pass the result of dumps(tree, base=held)")
+        _check_buffer("patch", patch, 'pass b"".join(buffers(tree, base=held))')
         of_tree = (
             "treepack.loads(patch, base=tree) makes a new tree; or pack the old one into a "
             "bytearray of packed_size(tree) bytes"
@@ -388,8 +388,8 @@ def apply_delta(
     except ValueError as error:
         if not isinstance(error, TreepackError):
             error.add_note(
-                "treepack: make the patch by buffers or pack_into with the options of the buffer "
-                "(dumps aligns small arrays otherwise), and keep counters as arrays, or pack the "
-                "whole tree"
+                "treepack: make the patch by buffers or pack_into with the buffer's align= and "
+                "described=, or by dumps if it has the result of dumps, and keep counters as "
+                "arrays, or pack the whole tree"
             )
         raise
