@@ -99,11 +99,9 @@ def read_metadata(
 def is_checkpoint(path_or_data: Openable, *, storage_options: StorageOptions = None) -> bool:
     """Returns whether a path, URL or data are a checkpoint that treepack reads.
 
-    That is a file of treepack, flax or eformer, with or without gzip, the directory of a sharded
-    checkpoint or of Orbax, a file or directory of safetensors, a file of NumPy (npz, npy), or a
-    patch, without looking for its base. Files of newer versions count, and so do files whose arrays
-    are damaged (see `verify`). Reads no array, and only the first bytes of gzip from other programs
-    above 1 MiB.
+    All that `open` takes counts, and so do patches without their base, files of newer versions, and
+    files whose arrays are damaged (see `verify`). Reads no array, and only the first bytes of gzip
+    from other programs above 1 MiB.
 
     Args:
       path_or_data: Any source that `open` takes. A missing file is not a checkpoint.

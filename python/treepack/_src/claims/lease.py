@@ -93,7 +93,7 @@ class Permit:
             lease.release()
 
     def release(self) -> None:
-        """Does nothing, unless it is a lease."""
+        pass  # only a lease has anything to release
 
     def check(self) -> None:
         """Raises a BusyError if another job took this process, or process 0, for dead."""

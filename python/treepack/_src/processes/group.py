@@ -196,7 +196,7 @@ class Group:
           folder: The folder of this round's messages in the store. `None` counts rounds in process
             0, and finds them in other processes.
           old: The folder of messages that are obsolete once all processes are in this round.
-          call: The name of the function that they called.
+          call: The function that they called.
         """
         check("timeout", timeout)
         check_not_forked(call)

@@ -23,15 +23,13 @@ from treepack._src.registry.unregistered import unregistered
 
 
 class RecordedType(NamedTuple):
-    """The parts of a `NodeType` in records, without a reference to the type."""
-
     name: str
     fields: Fields | None
     version: int
 
 
 class FixedFields(NamedTuple):
-    """The attributes that all nodes of a type have. Refers to no type that JAX does not keep.
+    """The attributes that all nodes of a type have.
 
     Attributes:
       static: The names of the static data; `None` if unknown.
@@ -55,7 +53,7 @@ class FixedFields(NamedTuple):
 
 
 # Cached by type, with the kind and the number of changes of the registered names for which they are
-# valid.
+# valid. They refer to no type that JAX does not keep anyway.
 _answers: weakref.WeakKeyDictionary[type, tuple[NodeKind, int, FixedFields]] = (
     weakref.WeakKeyDictionary()
 )

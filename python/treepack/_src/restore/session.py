@@ -18,7 +18,6 @@ from treepack._src.leaves.signature import like_scalar, signature
 from treepack._src.options import Reading, Strict
 from treepack._src.paths import PathBudget, Trail
 from treepack._src.printable import printable
-from treepack._src.pytree.kinds import Kinds
 from treepack._src.restore.compare import EMPTY, NOTHING, difference
 from treepack._src.restore.hints import (
     Level,
@@ -49,7 +48,6 @@ class Restore:
 
     Attributes:
       everywhere: Whether it also converts leaves where the template has NumPy arrays.
-      child: `restore_child`, or the core.
       kinds: The kinds of the saved containers; see `_core.mark_older`.
       convert: Converts leaves. If it is set, walks over states visit the tree twice.
       cells: For each of `collected`, a one-element list that receives its conversion.
@@ -78,7 +76,6 @@ class Restore:
         self.partial = partial
         self.kinds = kinds
         self.convert = convert
-        self.kind_of = Kinds().of
         self.path: list[str] = []
         self.mismatches: dict[str, Mismatch] = {}
         self.flax_message: str | None = None

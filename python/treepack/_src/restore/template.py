@@ -234,7 +234,7 @@ def _keys(target: Any) -> Any:
 
 
 def _restore_child(target: Any, state: Any, name: str, restore: Restore) -> Any:
-    kind = restore.kind_of(target)
+    kind = kind_of(target)
     restore.has_shareable |= flax.is_graph_node_type(type(target))
     if type(state) is Older:
         keeps = restore.partial is not None and restore.partial.keeps_missing

@@ -4,8 +4,7 @@
     directory    metadata of the manifest: {"series": {"step"}, "metadata": ...}
                  metadata of the file of each process: {..., "own": {"time", "metrics", "local"}}
 
-Process 0's `own` counts as the checkpoint's. A local item is a tree, as `dumps` encodes it. A
-checkpoint of `save` or of flax has none of these.
+Process 0's `own` counts as the checkpoint's. A local item is a tree, as `dumps` encodes it.
 """
 
 from __future__ import annotations

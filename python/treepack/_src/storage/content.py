@@ -242,15 +242,10 @@ class Opened(NamedTuple):
     ) -> Opened:
         """Opens a file or buffer, decompressed if it is gzip.
 
-        Args:
-          source: The file or buffer.
-          mmap: Whether to map a local file.
-          salvage: Allows empty files, and inflates gzip up to its first damage.
-          max_size: The maximum decompressed bytes of gzip, and of a patch and its base.
-          regular: Whether a local file must be a regular one.
-          base: The base if it is a patch; `None` is the file that the patch names.
-          join: Whether a patch is joined with its base.
-          place: The file, if `source` is its content.
+        `salvage` allows empty files, and inflates gzip up to its first damage. `max_size` bounds
+        the decompressed bytes of gzip, and of a patch and its base, by default the file that the
+        patch names. With `regular`, a local file must be a regular one. `place` is the file if
+        `source` is its content.
 
         Raises a NoIndexError if gzip can only be read whole, a GzipCorruptionError, or an
         IsADirectoryError, of perhaps a sharded checkpoint.
