@@ -6,7 +6,9 @@
 
 use crc_fast::CrcAlgorithm;
 
-use super::fold::{POLYNOMIALS, fold};
+use super::fold::{Folded, POLYNOMIALS, fold};
+use super::raw::RawBytes;
+use crate::Result;
 
 /// Multiplies polynomials modulo `polynomial`, all reflected.
 const fn multiply(a: u64, mut b: u64, polynomial: u64) -> u64 {
@@ -38,13 +40,25 @@ impl Digest {
     pub const BYTES: usize = 16;
 
     pub fn of(bytes: &[u8]) -> Self {
+        match fold(bytes.into()) {
+            Some((folded, rest)) => Self::finish(Some(&folded), &bytes[bytes.len() - rest.len()..]),
+            None => Self::finish(None, bytes),
+        }
+    }
+
+    /// The digest of memory that may change; `copy` is for bytes that must be copied.
+    pub fn of_memory(memory: RawBytes<'_>, copy: &mut Vec<u8>) -> Result<Self> {
+        let (folded, rest) = fold(memory).unzip();
+        copy.clear();
+        rest.unwrap_or(memory).append_to(copy)?;
+        Ok(Self::finish(folded.as_ref(), copy))
+    }
+
+    fn finish(folded: Option<&Folded>, rest: &[u8]) -> Self {
         let mut crcs = [CrcAlgorithm::Crc64Nvme, CrcAlgorithm::Crc64Xz].map(crc_fast::Digest::new);
-        let rest = fold(bytes).map_or(bytes, |(folded, rest)| {
-            for (crc, folded) in crcs.iter_mut().zip(folded) {
-                crc.update(&folded);
-            }
-            rest
-        });
+        for (crc, folded) in crcs.iter_mut().zip(folded.into_iter().flatten()) {
+            crc.update(folded);
+        }
         Self(crcs.map(|mut crc| {
             crc.update(rest);
             crc.finalize()
@@ -117,6 +131,7 @@ mod tests {
             });
             prop_assert_eq!(joined, bitwise(&bytes));
             prop_assert_eq!(Digest::of(&bytes), joined);
+            prop_assert_eq!(Digest::of_memory(bytes[..].into(), &mut Vec::new()).unwrap(), joined);
         }
     }
 }

@@ -2,6 +2,8 @@
 //! Generic Polynomials Using PCLMULQDQ Instruction" (Intel, 2009), in vectors of 256 bits. crc-fast
 //! has those of 128 and 512 bits only, and reads the bytes for each CRC: half as fast.
 
+use crate::base::raw::RawBytes;
+
 /// The polynomials of CRC-64/NVME and CRC-64/XZ, reflected: the highest bit is that of x^0.
 pub const POLYNOMIALS: [u64; 2] = [0x9a6c_9329_ac4b_c9b5, 0xc96c_5795_d787_0f42];
 
@@ -13,21 +15,22 @@ const FOLDED_BYTES: usize = VECTORS * 32;
 pub type Folded = [[u8; FOLDED_BYTES]; 2];
 
 /// Folds all bytes but the last few, which it returns as they are; `None` if that is not faster.
+/// Loads each byte once.
 #[cfg(target_arch = "x86_64")]
-pub fn fold(bytes: &[u8]) -> Option<(Folded, &[u8])> {
+pub fn fold(bytes: RawBytes<'_>) -> Option<(Folded, RawBytes<'_>)> {
     use std::arch::is_x86_feature_detected as has;
     if bytes.len() < 2 * FOLDED_BYTES || !has!("vpclmulqdq") || !has!("avx2") || has!("avx512vl") {
         return None;
     }
-    let (chunks, rest) = bytes.as_chunks();
+    let (whole, end) = (bytes.len() / FOLDED_BYTES * FOLDED_BYTES, bytes.len());
     #[allow(unsafe_code)]
     // SAFETY: the processor has the features that the function enables.
-    let folded = unsafe { vectors::folded(chunks) };
-    Some((folded, rest))
+    let folded = unsafe { vectors::folded(bytes.slice(0..whole)) };
+    Some((folded, bytes.slice(whole..end)))
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-pub fn fold(_: &[u8]) -> Option<(Folded, &[u8])> {
+pub fn fold(_: RawBytes<'_>) -> Option<(Folded, RawBytes<'_>)> {
     None
 }
 
@@ -38,7 +41,7 @@ mod vectors {
         _mm256_xor_si256,
     };
 
-    use super::{FOLDED_BYTES, Folded, POLYNOMIALS, VECTORS};
+    use super::{FOLDED_BYTES, Folded, POLYNOMIALS, RawBytes, VECTORS};
 
     /// Returns x^n modulo a polynomial.
     const fn power(n: usize, polynomial: u64) -> u64 {
@@ -60,15 +63,15 @@ mod vectors {
     const FACTORS: [[u64; 2]; 2] = [factors(POLYNOMIALS[0]), factors(POLYNOMIALS[1])];
 
     #[target_feature(enable = "avx2,vpclmulqdq")]
-    pub fn folded(chunks: &[[u8; FOLDED_BYTES]]) -> Folded {
+    pub fn folded(bytes: RawBytes<'_>) -> Folded {
         let factors = FACTORS.map(|[low, high]| vector([low, high, low, high]));
         // CRCs invert their first 64 bits.
         let start = vector([u64::MAX, 0, 0, 0]);
-        let mut first = loaded(&chunks[0]);
+        let mut first = loaded(bytes, 0);
         first[0] = _mm256_xor_si256(first[0], start);
         let mut states = [first; 2];
-        for chunk in &chunks[1..] {
-            let vectors = loaded(chunk);
+        for at in (0..bytes.len()).step_by(FOLDED_BYTES).skip(1) {
+            let vectors = loaded(bytes, at);
             for (state, factor) in states.iter_mut().zip(factors) {
                 for (state, vector) in state.iter_mut().zip(vectors) {
                     let low = _mm256_clmulepi64_epi128::<0x00>(*state, factor);
@@ -96,7 +99,8 @@ mod vectors {
     }
 
     #[target_feature(enable = "avx2,vpclmulqdq")]
-    fn loaded(chunk: &[u8; FOLDED_BYTES]) -> [__m256i; VECTORS] {
+    fn loaded(bytes: RawBytes<'_>, at: usize) -> [__m256i; VECTORS] {
+        let chunk: [u8; FOLDED_BYTES] = bytes.load(at).expect("a whole chunk");
         let (words, _) = chunk.as_chunks();
         std::array::from_fn(|number| {
             vector(std::array::from_fn(|word| {

@@ -4,13 +4,13 @@ pub(crate) mod error;
 
 pub mod watch;
 
-mod fold;
-
-pub mod digest;
-
 pub(crate) mod grow;
 
 pub mod raw;
+
+mod fold;
+
+pub mod digest;
 
 pub(crate) mod system;
 

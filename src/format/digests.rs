@@ -3,32 +3,40 @@
 use std::num::NonZero;
 
 use crate::base::digest::Digest;
-use crate::base::source::{Source, read_to};
+use crate::base::raw::append_with;
 use crate::base::watch::Watch;
 use crate::format::footer::Regions;
+use crate::format::layout::{Layout, Payload};
 use crate::{Result, base::grow, base::parallel};
 
 /// Fits the caches, so that the second checksum reads no memory.
 const BLOCK_BYTES: usize = 256 << 10;
 
-/// Returns the digest of each region of a source of `len` bytes.
-pub fn of_regions(
-    source: &dyn Source,
+/// Returns the digest of each region of a layout.
+pub fn of_regions<P: Payload + Sync>(
+    layout: &Layout<P>,
     regions: &Regions,
     threads: NonZero<usize>,
     watch: &dyn Watch,
 ) -> Result<Vec<Digest>> {
-    let len = source.len();
+    let len = layout.len();
     let mut digests = grow::filled(Digest::default(), regions.len())?;
-    let work = |block: &mut Vec<u8>, index: usize| {
+    let work = |copy: &mut Vec<u8>, index: usize| {
         let start = index * BLOCK_BYTES;
-        block.clear();
-        read_to(source, start..len.min(start + BLOCK_BYTES), block)?;
-        let parts = regions.parts(start..start + block.len());
-        grow::collect(parts.map(|(number, part)| {
-            let bytes = &block[part.start - start..part.end - start];
-            (number, Digest::of(bytes), part.len() as u64)
-        }))
+        let mut done = Vec::new();
+        for (number, part) in regions.parts(start..len.min(start + BLOCK_BYTES)) {
+            for slice in layout.slices(part) {
+                let digest = if let Some(memory) = slice.memory() {
+                    Digest::of_memory(memory, copy)?
+                } else {
+                    copy.clear();
+                    append_with(copy, slice.len(), |target| slice.copy_to(0, target))?;
+                    Digest::of(copy)
+                };
+                grow::push(&mut done, (number, digest, slice.len() as u64))?;
+            }
+        }
+        Ok(done)
     };
     let each = |index: usize, done: Result<Vec<_>>| {
         for (number, digest, nbytes) in done? {
@@ -45,6 +53,7 @@ pub fn of_regions(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::layout::LayoutBuilder;
 
     #[test]
     fn regions_are_summed_across_blocks() {
@@ -54,6 +63,9 @@ mod tests {
             3 * BLOCK_BYTES + 7
         };
         let bytes: Vec<u8> = (0..len).map(|i| ((i * i) >> 3).to_le_bytes()[0]).collect();
+        let mut layout = LayoutBuilder::default();
+        layout.push(bytes.clone()).unwrap();
+        let layout = layout.finish();
         let ends = [0, 1, 1000, len - 9, len - 9, len];
         let starts = [0].into_iter().chain(ends);
         let expected: Vec<_> = starts
@@ -64,7 +76,7 @@ mod tests {
             let threads = NonZero::new(threads).unwrap();
             let regions = Regions::new(ends.to_vec());
             assert_eq!(
-                of_regions(&bytes, &regions, threads, &()).unwrap(),
+                of_regions(&layout, &regions, threads, &()).unwrap(),
                 expected
             );
         }

@@ -13,9 +13,9 @@ pub mod structure;
 
 pub mod index;
 
-pub mod digests;
-
 pub mod layout;
+
+pub mod digests;
 
 pub(crate) mod window;
 
