@@ -462,7 +462,8 @@ def test_markers_of_folders_are_no_entries(server: s3.Server) -> None:
         run.save(step, {"w": step})
     assert run.steps() == [8]
     assert run.resume({"w": 0}) == (8, {"w": 8})
-    assert checkpoints.latest_checkpoint(url, storage_options=options) is None
+    with pytest.warns(UserWarning, match="but 'step_8': pass prefix='step_'"):
+        assert checkpoints.latest_checkpoint(url, storage_options=options) is None
     with pytest.warns(UserWarning, match="but 'step_8': pass prefix='step_'"):
         assert checkpoints.restore_checkpoint(url, None, storage_options=options) is None
     empty = Address.of(f"{url}/empty", options)
