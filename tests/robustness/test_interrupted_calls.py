@@ -169,7 +169,7 @@ def read_interrupted(kind: str, folder: Path, stride: int) -> None:
 @is_traced
 @pytest.mark.parametrize("kind", tiers.some(WRITES))
 def test_an_interrupted_call_of_a_save_is_made_again(kind: str, in_memory: Path) -> None:
-    stride = tiers.either(7, 7, nightly=1)
+    stride = tiers.either(13, 13, nightly=1)
     print(
         run(
             __name__, f"write_interrupted({kind!r}, pathlib.Path(sys.argv[1]), {stride})", in_memory
@@ -181,6 +181,6 @@ def test_an_interrupted_call_of_a_save_is_made_again(kind: str, in_memory: Path)
 @is_traced
 @pytest.mark.parametrize("kind", sorted(FORMS))
 def test_an_interrupted_call_of_a_read_is_made_again(kind: str, in_memory: Path) -> None:
-    stride = tiers.either(3, 3, nightly=1)
+    stride = tiers.either(5, 5, nightly=1)
     call = f"read_interrupted({kind!r}, pathlib.Path(sys.argv[1]), {stride})"
     print(run(__name__, call, in_memory)[0])

@@ -60,7 +60,7 @@ files = ("series/series.py", "runs/checkpoints.py", "runs/steps.py", "saving/bac
          "saving/checkpoints.py", "_src/tasks.py", "claims/lease.py", "claims/directory.py")
 fast = ("series/fast.py", *files)
 files = {"sharded": files[:3], "fast": fast}.get(kind, files)
-at_each_step(files, works, handler, 1 if nightly else 19)
+at_each_step(files, works, handler, 1 if nightly else 37)
 print("steps", now)
 """
 )
