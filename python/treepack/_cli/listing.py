@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
@@ -127,8 +126,7 @@ def ls(
         _list_run(file, run, as_json=as_json)
         return
     if path.isdecimal() and (run := run_at(file, prefix)) is not None and run.paths:
-        ends = re.compile(rf"(?<!\d)0*{int(path)}$")
-        step = next((it for it in run.paths if ends.search(it.shown)), run.paths[-1])
+        step = run.steps.get(int(path), run.paths[-1])
         raise ValueError(f"a step is a path of its own: `treepack ls {step.shown}`")
     if prefix is not None and Path(file).is_file():
         raise ValueError("--prefix is for a run, and this is a file: leave it out")

@@ -37,7 +37,9 @@ class Checkpoint(NamedTuple):
 class Run:
     def __init__(self, path: Address, folder: Folder):
         self._listing = folder.listing()
-        self.paths = [path / entry.name for entry in self._listing.numbered().values()]
+        numbered = self._listing.numbered().items()
+        self.steps = {step: path / entry.name for step, entry in numbered}
+        self.paths = [*self.steps.values()]
 
     def checkpoints(self) -> list[Checkpoint]:
         """Reads and checks only records."""
