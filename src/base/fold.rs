@@ -1,10 +1,10 @@
 //! Replaces bytes by fewer with the same CRC-64s, as in Gopal et al., "Fast CRC Computation for
 //! Generic Polynomials Using PCLMULQDQ Instruction" (Intel, 2009), in vectors of 256 bits. crc-fast
-//! has those of 128 and 512 bits only, and reads the bytes for each CRC: half as fast.
+//! has vectors of 128 and 512 bits only, and reads the bytes once for each CRC: half as fast.
 
 use crate::base::raw::RawBytes;
 
-/// The polynomials of CRC-64/NVME and CRC-64/XZ, reflected: the highest bit is that of x^0.
+/// The polynomials of CRC-64/NVME and CRC-64/XZ, reflected: the highest bit belongs to x^0.
 pub const POLYNOMIALS: [u64; 2] = [0x9a6c_9329_ac4b_c9b5, 0xc96c_5795_d787_0f42];
 
 const VECTORS: usize = 4;

@@ -3,14 +3,10 @@
 use std::num::NonZero;
 
 use crate::base::digest::Digest;
-use crate::base::raw::append_with;
 use crate::base::watch::Watch;
 use crate::format::footer::Regions;
-use crate::format::layout::{Layout, Payload};
+use crate::format::layout::{DIGEST_BYTES, Layout, Payload};
 use crate::{Result, base::grow, base::parallel};
-
-/// Fits the caches, so that the second checksum reads no memory.
-const BLOCK_BYTES: usize = 256 << 10;
 
 /// Returns the digest of each region of a layout.
 pub fn of_regions<P: Payload + Sync>(
@@ -22,18 +18,11 @@ pub fn of_regions<P: Payload + Sync>(
     let len = layout.len();
     let mut digests = grow::filled(Digest::default(), regions.len())?;
     let work = |copy: &mut Vec<u8>, index: usize| {
-        let start = index * BLOCK_BYTES;
+        let start = index * DIGEST_BYTES;
         let mut done = Vec::new();
-        for (number, part) in regions.parts(start..len.min(start + BLOCK_BYTES)) {
+        for (number, part) in regions.parts(start..len.min(start + DIGEST_BYTES)) {
             for slice in layout.slices(part) {
-                let digest = if let Some(memory) = slice.memory() {
-                    Digest::of_memory(memory, copy)?
-                } else {
-                    copy.clear();
-                    append_with(copy, slice.len(), |target| slice.copy_to(0, target))?;
-                    Digest::of(copy)
-                };
-                grow::push(&mut done, (number, digest, slice.len() as u64))?;
+                grow::push(&mut done, (number, slice.digest(copy)?, slice.len() as u64))?;
             }
         }
         Ok(done)
@@ -43,10 +32,10 @@ pub fn of_regions<P: Payload + Sync>(
             let before: &mut Digest = &mut digests[number];
             *before = before.join(digest, nbytes);
         }
-        watch.done(len.min((index + 1) * BLOCK_BYTES))
+        watch.done(len.min((index + 1) * DIGEST_BYTES))
     };
     let ahead = threads.get().saturating_mul(4);
-    parallel::in_order(len.div_ceil(BLOCK_BYTES), threads, ahead, work, each)?;
+    parallel::in_order(len.div_ceil(DIGEST_BYTES), threads, ahead, work, each)?;
     Ok(digests)
 }
 
@@ -60,7 +49,7 @@ mod tests {
         let len = if cfg!(miri) {
             5_000
         } else {
-            3 * BLOCK_BYTES + 7
+            3 * DIGEST_BYTES + 7
         };
         let bytes: Vec<u8> = (0..len).map(|i| ((i * i) >> 3).to_le_bytes()[0]).collect();
         let mut layout = LayoutBuilder::default();

@@ -13,8 +13,8 @@ use crate::base::watch::Watch;
 use crate::format::footer::Seal;
 use crate::{Error, Result, base::grow, base::parallel, base::stream};
 
-/// Fits the caches.
-const DIGEST_BYTES: usize = 256 << 10;
+/// The bytes that are digested at a time: they fit the caches.
+pub const DIGEST_BYTES: usize = 256 << 10;
 
 /// The bytes of a leaf, which are copied, never lent as a slice (see [`crate::base::raw`]).
 pub trait Payload {
@@ -109,17 +109,15 @@ impl<P: Payload> LayoutBuilder<P> {
     /// Returns the digest of the payloads of each region that ends there.
     pub(crate) fn digests(&self, ends: &[usize], watch: &dyn Watch) -> Result<Vec<Digest>> {
         let mut digests = grow::filled(Digest::default(), ends.len())?;
-        let mut block = Vec::new();
-        for piece in &self.pieces {
+        let mut copy = Vec::new();
+        for (number, piece) in self.pieces.iter().enumerate() {
             let len = piece.payload.len();
             let region = ends.partition_point(|end| *end <= piece.end - len);
             for part in parallel::blocks(0..len, DIGEST_BYTES) {
                 watch.check()?;
-                block.clear();
-                append_with(&mut block, part.len(), |target| {
-                    piece.payload.copy_to(part.start, target)
-                })?;
-                digests[region] = digests[region].join(Digest::of(&block), part.len() as u64);
+                let slice = Slice::Payload(&piece.payload, number, part);
+                let digest = slice.digest(&mut copy)?;
+                digests[region] = digests[region].join(digest, slice.len() as u64);
             }
         }
         Ok(digests)
@@ -190,6 +188,16 @@ impl<P: Payload> Slice<'_, P> {
             Self::Headers(bytes) => Some((*bytes).into()),
             Self::Payload(payload, _, range) => Some(payload.memory()?.slice(range.clone())),
         }
+    }
+
+    /// Returns the digest, of the memory where it lies or of a copy.
+    pub fn digest(&self, copy: &mut Vec<u8>) -> Result<Digest> {
+        if let Some(memory) = self.memory() {
+            return Digest::of_memory(memory, copy);
+        }
+        copy.clear();
+        append_with(copy, self.len(), |target| self.copy_to(0, target))?;
+        Ok(Digest::of(copy))
     }
 
     /// # Panics

@@ -10,9 +10,9 @@
 //!    lent.
 //! 3. Lengths are computed here or compared with the memory, never trusted.
 //!
-//! Memory *written* here is fresh, or a caller's buffer (`Writable`), which others must not use
-//! meanwhile, and which has no bytes that are read: the function that fills it checks that, or copies them
-//! first.
+//! Memory *written* here is fresh, or a caller's buffer (`Writable`), which others must not use during
+//! the call, and which has no bytes that are read: the function that fills it checks that, or copies
+//! them first.
 //!
 //! | file | contents |
 //! |---|---|
